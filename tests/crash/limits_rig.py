@@ -164,10 +164,10 @@ class Run:
     def watched(self) -> Iterator[None]:
         """Keep a copy of the disk before each step of whatever drops."""
         cleanup: Any = self.store._cleanup
-        for name in ("_give_up", "continue_drops", "drop_pending"):
+        for name in ("_drop", "continue_drops", "drop_pending"):
             setattr(cleanup, name, self._watching(name, getattr(cleanup, name)))
         yield
-        for name in ("_give_up", "continue_drops", "drop_pending"):
+        for name in ("_drop", "continue_drops", "drop_pending"):
             delattr(cleanup, name)
 
     def _watching(self, name: str, work: Any) -> Any:

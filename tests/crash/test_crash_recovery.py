@@ -276,7 +276,7 @@ def test_a_log_that_reads_otherwise_the_second_time_stops_recovery() -> None:
         return data[:100] + bytes([data[100] ^ 1]) + data[101:]
 
     fs.read_all = flipping  # type: ignore[method-assign]
-    with pytest.raises(OSError, match="a moment ago") as failed:
+    with pytest.raises(OSError, match="changed since it was scanned") as failed:
         opened(fs)
 
     assert failed.value.filename == rotated

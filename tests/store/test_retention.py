@@ -73,7 +73,7 @@ def test_age_counts_from_the_newest_bundle():
     retention.born(4, 10.0)
     assert retention.expired(now_s=69.9) == [3]
     assert retention.expired(now_s=70.0) == [3, 4]
-    retention.gone([3, 7])
+    retention.forget([3, 7])
     assert retention.expired(now_s=70.0) == [4]
     assert retention.is_over_age(10.0, now_s=70.0)
     assert not retention.is_over_age(10.1, now_s=70.0)

@@ -1,25 +1,25 @@
 """
-What happens at open, in order. `Store._recover` calls the steps; those without a file are here.
+The steps of recovery, in order. `Store._recover` calls them; steps without a module name are in this module.
 
-1. `cold_list`            `cold.opening`: which segments the object tier has
-2. `remove_leftovers`     temporary files of writes that a crash cut short
-3. `load_cursor`          the position before which the log is not needed
-4. `load_segments`        sealed segments; those that are not sound move to quarantine
-5. `restore`              `cold.opening`: segments that only the object tier has are known, too
-6. `scan_log`             every WAL file; damage is copied to quarantine, what no segment covers is kept
-7. `continue_log`         the active file goes on behind its last good entry, or a fresh one begins
-8. `load_floor`           numbers that were given out once are not given out again
-9. `progress`             `subscribers/members`: every progress file; one that is damaged as the policy says
-10. `drop_ledger`         `drops`: what policy gave up and not everybody has taken note of
-11. `take_back`           `cleanup`: drops that never took effect are forgotten
-12. `replay`              `store`: kept entries go to the open segment, in order
-13. `continue_drops`      `cleanup`: a drop that was cut short is finished
-14. `missing`             `subscribers/missing`: segments that were removed by hand are told and counted
-15. `reserve`             `side_files`: room for acknowledgements on a full disk
+1. `cold_list`            `cold/opening`: load the list of segments that the object tier has
+2. `remove_leftovers`     remove temporary files of writes that a crash interrupted
+3. `load_cursor`          load the position before which the log is not needed
+4. `load_segments`        load the sealed segments; move damaged ones to quarantine
+5. `restore`              `cold/opening`: add the segments that only the object tier has
+6. `scan_log`             scan every WAL file; copy damage to quarantine, keep entries that no segment covers
+7. `continue_log`         continue the active file after its last valid entry, or begin a new one
+8. `load_floor`           load the number below which no new segment number may be used
+9. `progress`             `subscribers/subscribers`: load every progress file; apply the policy to damaged ones
+10. `drop_ledger`         `removal/drops`: load the drops that some subscriber has not applied yet
+11. `take_back`           `removal/cleanup`: remove drops that never took effect
+12. `replay`              `store`: add the kept entries to the open segment, in order
+13. `continue_drops`      `removal/cleanup`: finish a drop that was interrupted
+14. `missing`             `subscribers/orphaned_progress`: report and count segments that were removed manually
+15. `reserve`             `limits/side_files`: reserve space for acknowledgements on a full disk
 
-Each is told when it is done, as the event `quiver.recovery.step`, under its name in this list.
+Each step is reported when it is done, as the event `quiver.recovery.step` with its name in this list.
 
-Recovering twice equals recovering once: no step depends on what an earlier recovery left half done.
+Recovering twice equals recovering once: no step depends on the partial results of an earlier recovery.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ _SMALL_FILE_BYTES_MAX = 1024 * 1024
 _UNREACHED = 1_767_225_600_000
 _NO_BYTES = memoryview(b"")
 _HASH_BYTES_FLIPPED_MAX = 2
-"""A configuration hash this close to ours is a damaged one, not another adapter's."""
+"""A configuration hash with at most this many different bytes is damaged; it does not belong to another adapter."""
 
 
 class RecoveryLog:
-    """Tells each step of one recovery when it is done: what was found, and how long it took."""
+    """Reports each step of one recovery when it is done: its findings and its duration."""
 
     def __init__(self, root: str, observer: Observer, clock: Clock) -> None:
         self._root = root
@@ -102,33 +102,33 @@ class RecoveryLog:
         return self._clock.monotonic() - self._began
 
     def done(self, step: str, **found: Value) -> None:
-        """Say that *step* of the list is done."""
+        """Report that *step* is done."""
         now = self._clock.monotonic()
         seconds, self._last = round(now - self._last, 3), now
-        told = {"path": self._root, "step": step, **found, "seconds": seconds}
-        self._observer.event("quiver.recovery.step", level=logging.INFO, **told)
+        attributes = {"path": self._root, "step": step, **found, "seconds": seconds}
+        self._observer.event("quiver.recovery.step", level=logging.INFO, **attributes)
 
 
 def remove_leftovers(fs: FileSystem, root: str) -> int:
     """
-    Remove what a crash left of writes that never took effect; return how many files that were.
+    Remove the temporary files of writes that a crash interrupted; return how many there were.
 
-    Every name in log and segments is durable on return.
+    All names in the directories of log and segments are durable on return.
     """
     leftovers = [f"{root}/{WAL_DIR}/{WAL_NEXT}"] if fs.exists(f"{root}/{WAL_DIR}/{WAL_NEXT}") else []
     # Not in the root: the owner of a subscriber in another process may be replacing its progress file just now.
     for directory in (f"{root}/{WAL_DIR}", f"{root}/{SEGMENTS_DIR}"):
         leftovers += [f"{directory}/{name}" for name in fs.list_dir(directory) if name.endswith(".tmp")]
     remove_durably(fs, leftovers)
-    # Also when nothing was left over: a process that was killed between its rename and its sync left a name that we
-    # see and a power loss would take back. The cursor would have passed it by then.
+    # Even without leftovers: a process that was killed between a rename and its sync left a name that is visible now
+    # but would disappear in a power loss. The cursor would have passed it by then.
     for directory in (f"{root}/{WAL_DIR}", f"{root}/{SEGMENTS_DIR}"):
         fs.sync_dir(directory)
     return len(leftovers)
 
 
 def load_cursor(fs: FileSystem, root: str, observer: Observer) -> int:
-    """Return the durable cursor; 0 when there is none or it is damaged (then segments say what is covered)."""
+    """Return the durable cursor; 0 if it is missing or damaged, in which case the segments show what is covered."""
     path = f"{root}/{WAL_DIR}/{CURSOR_NAME}"
     if not fs.exists(path):
         return 0
@@ -141,7 +141,7 @@ def load_cursor(fs: FileSystem, root: str, observer: Observer) -> int:
 
 
 def _head(fs: FileSystem, path: str) -> bytes:
-    """Return a small file, or the beginning of what has taken its place."""
+    """Return the content of a small file, or the beginning of a large one."""
     file = fs.open_read(path)
     try:
         return file.pread(_SMALL_FILE_BYTES_MAX, 0)
@@ -151,12 +151,12 @@ def _head(fs: FileSystem, path: str) -> bytes:
 
 def load_floor(fs: FileSystem, root: str, *, observer: Observer, clock: Clock) -> int:
     """
-    Return the lowest number the next segment may get, as far as the sidecar knows.
+    Return the lowest number that the next segment may get, according to the floor file.
 
-    A damaged one is copied to quarantine and written anew, durably, with a number that no store has reached: one
-    segment for each millisecond since 1970. To count as 0 would be wrong: whoever remembers a number outside of this
-    directory (a Spark checkpoint) would take a new segment for one that it has read. A clock that was never set makes
-    it no lower than the number of the year 2026.
+    A damaged file is copied to quarantine and replaced, durably, with a number that no store has reached: one segment
+    for each millisecond since 1970. Starting from 0 would be wrong: a reader that keeps a number outside of this
+    directory, such as a Spark checkpoint, would take a new segment for one it has read. If the clock was never set, the
+    number is that of the year 2026.
     """
     path = f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
     if not fs.exists(path):
@@ -166,7 +166,7 @@ def load_floor(fs: FileSystem, root: str, *, observer: Observer, clock: Clock) -
     if isinstance(answer, Frame):
         return answer.value
     floor = max(clock.now_ns() // 1_000_000, _UNREACHED)
-    # The copy first: after a crash between the two the damaged file is still there, and this happens once more.
+    # The copy first: after a crash between the two the damaged file is still there, and this is repeated.
     keep_damaged(fs, f"{root}/{QUARANTINE_DIR}", SEGMENT_FLOOR, found)
     replace_file(fs, path, encode_floor(floor))
     observer.event("quiver.segment.floor.damaged", level=logging.ERROR, path=path, next_segment=floor)
@@ -176,10 +176,10 @@ def load_floor(fs: FileSystem, root: str, *, observer: Observer, clock: Clock) -
 
 def load_segments(fs: FileSystem, root: str, catalog: Catalog, *, cursor: int, observer: Observer) -> tuple[int, int]:
     """
-    Fill *catalog* with the sound segments; the others move to quarantine, whole.
+    Add the valid segments to *catalog*, and move the damaged ones to quarantine.
 
-    A segment whose bundles may still be in the log is checked to the last byte, because those bundles will
-    not be replayed. Returns the number above every segment name seen, and how many were quarantined.
+    A segment whose bundles may still be in the log is checked completely, because those bundles will not be replayed.
+    Returns a number above every segment found, and how many were moved to quarantine.
     """
     directory = f"{root}/{SEGMENTS_DIR}"
     next_number = 0
@@ -192,7 +192,7 @@ def load_segments(fs: FileSystem, root: str, catalog: Catalog, *, cursor: int, o
             if (info.wal_position_end or 0) > cursor:
                 info = _verified(fs, path, catalog.verified)
         except FileNotFoundError:
-            continue  # another core evicted it between the listing and now; its record says so
+            continue  # another core has evicted it since the listing, and recorded that
         except UnsupportedFormatError:
             raise
         except CorruptionError as damage:
@@ -217,23 +217,23 @@ def _verified(fs: FileSystem, path: str, verified: VerifiedSegments) -> SegmentI
 
 
 def quarantine_file(fs: FileSystem, root: str, path: str) -> None:
-    """Move a file of the store out of the way, whole. Durable on return. What lies there under its name stays."""
+    """Move a file to quarantine, durably. A file that is there under the same name is kept."""
     target = f"{root}/{QUARANTINE_DIR}"
     fs.make_dirs(target)
     moved = f"{target}/{path.rpartition('/')[2]}"
     if fs.exists(moved):
-        # Other bytes get another name; the same, of a move that a crash cut short, come to lie in the same place.
+        # Different bytes get a new name; the same bytes, from a move that a crash interrupted, replace the file.
         found = checksum_of(fs, path)
         moved = moved if checksum_of(fs, moved) == found else f"{moved}.{found[1]:08x}"
     fs.rename(path, moved)
-    # The new name first: after a crash between the two the file has both names, never none.
+    # The new name first: after a crash between the two syncs the file has both names, never none.
     fs.sync_dir(target)
     fs.sync_dir(path.rpartition("/")[0])
 
 
 def keep_undecodable(fs: FileSystem, root: str, scanned: ScannedEntry, *, observer: Observer, reason: str) -> None:
-    """Copy an entry of the log that is no bundle, though its checksum is right, to quarantine. Durable on return."""
-    # The checksum was right, so it was written so: its bytes are kept, and the others go on.
+    """Copy a log entry with a valid checksum that cannot be decoded to quarantine. Durable on return."""
+    # The checksum is valid, so it was written like this: keep its bytes, and continue with the other entries.
     observer.event("quiver.wal.entry.decode", level=logging.ERROR, position=scanned.start, reason=reason)
     observer.count("quiver.recovery.damaged_files_total", kind="entry")
     copy = f"{root}/{QUARANTINE_DIR}/wal-{scanned.start:016}-{scanned.end - scanned.start}.damaged"
@@ -243,16 +243,16 @@ def keep_undecodable(fs: FileSystem, root: str, scanned: ScannedEntry, *, observ
 @dataclass(slots=True)
 class LogFound:
     """
-    What `scan_log` found.
+    The result of `scan_log`.
 
     Attributes:
-        replay: entries that no segment holds, in order, with the file they came from.
+        replay: entries that no segment contains, in order, with their file.
         rotated: retired files.
         active: the scan of the active file, or None.
         active_sound: the active file may be continued.
-        position_end: the position behind everything: where the next entry may go at the earliest.
-        next_sequence: above every sequence number seen.
-        torn_bytes: bytes behind the last good entry of the active file.
+        position_end: the end of all entries: the lowest position for the next entry.
+        next_sequence: above every sequence number found.
+        torn_bytes: bytes after the last valid entry of the active file.
     """
 
     replay: Replay
@@ -265,7 +265,7 @@ class LogFound:
 
 
 class Coverage:
-    """Which entries the sealed segments hold: by sequence number, which the entry's own checksum protects."""
+    """The entries in the sealed segments, by sequence number, which the checksum of an entry protects."""
 
     def __init__(self, segments: Sequence[SegmentInfo], cursor: int) -> None:
         self.cursor = cursor
@@ -274,15 +274,16 @@ class Coverage:
             key=lambda segment: segment.sequence_first or 0,
         )
         self._firsts = [segment.sequence_first or 0 for segment in self.segments]
-        # The highest sequence of the segments up to each: where it is too low, no earlier one has to be asked.
+        # The highest sequence number up to each segment: if it is too low, no earlier segment needs to be checked.
         self._reach = list(accumulate((segment.sequence_last or 0 for segment in self.segments), max))
         self.position_end = max([cursor, *(segment.wal_position_end or 0 for segment in segments)])
         self.sequence_end = (self._reach[-1] if self._reach else -1) + 1
 
     def holds(self, sequence: int, end: int, *, trust_position: bool) -> bool:
         """
-        Say whether a segment has the entry of that sequence number which ends at position *end*, or the cursor has
-        passed it; both go by position only if it is trusted.
+        Return whether a segment contains the entry *sequence* that ends at position *end*, or the cursor has passed it.
+
+        The position is used only if it is trusted.
         """
         if trust_position and end <= self.cursor:
             return True
@@ -299,25 +300,24 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class _LoggedFile:
-    """A log file with entries to replay: where they lie, and how far the file's positions are off."""
+    """A log file with entries to replay: their offsets, and the error of the file's positions."""
 
     path: str
     shift: int
     entries: ScannedEntries
     wanted: array[int]
-    """Places among the entries."""
+    """The indices of the entries to replay."""
 
     checksum: int | None
-    """Of all bytes of the file, which is read again; None for the active one, whose bytes are kept: it may be cut or
-    renamed before it is replayed."""
+    """The checksum of the complete file, which is read again; None for the active file, whose bytes are kept in memory
+    because it may be truncated or renamed before it is replayed."""
 
 
 class Replay:
     """
-    The entries that no segment holds, in order, with the file they came from. Iterate once.
+    The entries that no segment contains, in order, with their file. Iterate only once.
 
-    A log may be larger than memory, so entries are not kept: while one file is iterated over, no other is in memory
-    but the active one.
+    A log may be larger than memory, so only the file being iterated over and the active file are in memory.
     """
 
     def __init__(self, fs: FileSystem, coverage: Coverage) -> None:
@@ -330,11 +330,11 @@ class Replay:
         return self._count
 
     def add(self, scan: WalFileScan, *, shift: int, trusted: bool, is_active: bool) -> None:
-        """Take note of what *scan* has to replay."""
+        """Add the entries of *scan* that must be replayed."""
         wanted = array("Q")
         holds = self._coverage.holds
         for at, (entry_type, sequence, end) in enumerate(scan.entries.places()):
-            # Of another type: a later version's; skipped by its length.
+            # Entries of unknown types come from a later version and are skipped by their length.
             if entry_type == ENTRY_TYPE_BUNDLE and not holds(sequence, end + shift, trust_position=trusted):
                 wanted.append(at)
         if wanted:
@@ -345,10 +345,10 @@ class Replay:
 
     def __iter__(self) -> Iterator[tuple[str, ScannedEntry]]:
         """
-        Yield what to replay.
+        Yield the entries to replay.
 
         Raises:
-            OSError: a file cannot be read, or reads otherwise than a moment ago (EIO).
+            OSError: a file cannot be read, or its content has changed since it was scanned (EIO).
         """
         logged, self._logged = self._logged[::-1], []
         while logged:
@@ -356,9 +356,9 @@ class Replay:
             entries = file.entries
             if file.checksum is not None:
                 view = memoryview(read_file(self._fs, file.path))
-                # In place of the checksum of each entry once more.
+                # Instead of checking the checksum of each entry again.
                 if crc32(view) != file.checksum:
-                    raise OSError(errno.EIO, "the disk does not say what it said a moment ago", file.path)
+                    raise OSError(errno.EIO, "the content of the file has changed since it was scanned", file.path)
                 entries = entries.within(view)
                 del view
             for at in file.wanted:
@@ -420,18 +420,18 @@ def _check_adapter(file: WalFileFound, adapter: Adapter) -> None:
         file.path,
         14,
         f"the log was written under an adapter with hash {found.hex()}, this one is {adapter.name!r} with hash "
-        f"{adapter.config_hash.hex()}; open it with the adapter that wrote it, or let `quiver migrate --adapter` "
-        "bring it under this one",
+        f"{adapter.config_hash.hex()}; open it with the adapter that wrote it, or convert it with "
+        "`quiver migrate --adapter`",
     )
 
 
 def _position_start(scan: WalFileScan, coverage: Coverage, previous_end: int | None) -> tuple[int, bool]:
     """
-    Return the stream position of the file's first data byte, and whether it can be believed.
+    Return the stream position of the file's first data byte, and whether it can be trusted.
 
-    The header has no checksum, so its position is held against what is known from elsewhere: a segment that
-    ends at one of this file's entries, the file before, the cursor. A position that contradicts them would skip
-    entries that are needed, or reuse positions that a segment already covers.
+    The header has no checksum, so its position is compared with other evidence: a segment that ends at one of this
+    file's entries, the previous file, the cursor. A position that contradicts them would skip entries that are needed,
+    or reuse positions that a segment already covers.
     """
     claimed = scan.header.position_start if scan.header and scan.header_valid else None
     header_bytes = scan.header.header_size if scan.header else 0
@@ -441,8 +441,8 @@ def _position_start(scan: WalFileScan, coverage: Coverage, previous_end: int | N
         for segment in coverage.segments:
             if segment.sequence_last in ends and segment.wal_position_end:
                 start = segment.wal_position_end - (ends[segment.sequence_last] - header_bytes)
-                # Files follow each other in the log: one that seems to begin inside the one before it would be taken
-                # for delivered, and purged, before its entries were replayed. Then the sequences decide.
+                # Files are contiguous: one that appears to begin inside its predecessor would be treated as delivered
+                # and deleted before its entries are replayed. In that case the sequence numbers decide.
                 return (start, True) if start >= (previous_end or 0) else (previous_end or 0, False)
     limit = coverage.position_end
     if previous_end is not None:
@@ -462,8 +462,8 @@ def _report(fs: FileSystem, root: str, scan: WalFileScan, start: int, *, rotated
     spans = list(zip(scan.damage_spans, (damage.reason for damage in scan.damage), strict=True))
     if scan.tail == "torn":
         if rotated:
-            # A file is cut to its data and synced before it is retired: a bad end here is damage.
-            spans.append(((scan.tail_offset, scan.size_bytes - scan.tail_offset), "the end of a retired file is bad"))
+            # A file is truncated to its data and synced before it is retired: an invalid end is damage.
+            spans.append(((scan.tail_offset, scan.size_bytes - scan.tail_offset), "invalid end of a retired file"))
         else:
             observer.event("quiver.wal.torn_tail", path=scan.path, offset=scan.tail_offset)
             observer.count("quiver.wal.torn_tail_total")
@@ -491,10 +491,10 @@ def continue_log(
     sync_data: Callable[[File], None],
 ) -> WalWriter:
     """
-    Return the writer, ready to append behind everything that survived.
+    Return the writer, ready to append after everything that survived.
 
-    Positions are never reused: when a power loss took the log's unsynced end but a segment already covers it,
-    a fresh file begins behind the segment. Otherwise the next recovery would take new entries for old ones.
+    Positions are never reused: if a power loss removed the unsynced end of the log but a segment already covers it, a
+    new file begins after the segment. Otherwise the next recovery would take new entries for old ones.
     """
     directory = f"{root}/{WAL_DIR}"
     path = f"{directory}/quiver.wal"
@@ -523,7 +523,7 @@ def continue_log(
     if scan.tail == "torn":
         _cut(fs, path, scan)
     file = fs.open_write(path)
-    # After kill -9 the entries are only in the page cache. They count as logged: make it true.
+    # After kill -9 the entries are only in the page cache, but they were confirmed as logged: sync them.
     file.sync()
     header = scan.header
     if header is not None:

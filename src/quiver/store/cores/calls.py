@@ -82,7 +82,7 @@ class MultiCoreSubscriberCalls(abc.ABC):
 
     def lag(self, subscriber_id: str) -> SubscriberLag:
         """
-        Return how far a subscriber is behind, over all cores; each core numbers its own segments.
+        Return the lag of a subscriber, over all cores; each core numbers its own segments.
 
         Raises:
             UnknownSubscriberError: the subscriber does not exist.

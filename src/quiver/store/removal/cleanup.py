@@ -1,15 +1,15 @@
 """
-What leaves the disk, and why: because everybody has finished with it, because it is over age, or given up at a cap.
+Deletes segments: those that all subscribers have finished, those over age, and those that are dropped at a cap.
 
-In this order, whoever asks:
+The order is always the same:
 
-0. files of segments that the object tier has, beyond the local window: the segments stay (`cold/local_retention.py`);
+0. files of segments that the object tier has, beyond local retention: the segments remain (`cold/local_retention.py`);
 1. finished segments, after their grace period and beyond the headroom;
-2. segments over age: finished ones as they are, the others through the drop ledger;
-3. when room is wanted: files that the tier has, then the oldest finished segments, grace and headroom or not;
-4. with `drop_oldest`, and only when 3 gave too little: the oldest segments, through the drop ledger.
+2. segments over age: finished ones directly, the others through the drop ledger;
+3. when space is needed: files that the tier has, then the oldest finished segments, regardless of grace and headroom;
+4. with `drop_oldest`, and only if 3 freed too little: the oldest segments, through the drop ledger.
 
-Nothing goes that the log would bring back after a crash: its cursor has passed a segment before the file goes.
+A segment is deleted only after the log's cursor has passed it; otherwise the log would restore it after a crash.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RESERVE_BYTES_MAX = 1024 * 1024
 
 
 class Freed(NamedTuple):
-    """What a step removed: segments, and their bytes."""
+    """The segments that a step removed, and their bytes."""
 
     segments: int
     size_bytes: int
@@ -51,19 +51,19 @@ NOTHING = Freed(0, 0)
 
 class Cleanup:
     """
-    Deletes segments. Every method takes the maintenance lock for as long as it works.
+    Deletes segments. Every method holds the maintenance lock while it runs.
 
     Args:
         parts: the store.
         ledger: the drop ledger as recovery found it.
-        on_reserve: told True when the disk has no room for the reserve, and False when it has again.
+        on_reserve: called with True when the disk has no space for the reserve, and with False when it has again.
     """
 
     def __init__(self, parts: Parts, ledger: DropLedger, *, on_reserve: Callable[[bool], None]) -> None:
         settings = parts.settings
         self._parts = parts
         self._ledger = ledger
-        self._fold_again = False
+        self._apply_again = False
         self.retention = Retention(
             grace_s=settings.delete_grace_s,
             headroom_bytes=settings.steady_state_headroom_bytes,
@@ -82,26 +82,24 @@ class Cleanup:
 
     def _reserve_bytes(self) -> int:
         """
-        Return how much the reserve should hold: a share of a segment, and the largest progress file once and a half
-        at least. That one is written anew, whole, and may grow until it is.
+        Return the size of the reserve: a share of a segment, but at least 1.5 times the largest progress file.
+
+        A progress file is replaced as a unit, and may grow before the next replacement.
         """
         share = min(RESERVE_BYTES_MAX, max(1, self._parts.settings.segment_bytes_max // RESERVE_SHARE))
         largest = self.side.progress_bytes_max
-        # In powers of two, so that it is not made longer with every acknowledgement.
+        # A power of two, so that the reserve does not grow with every acknowledgement.
         return max(share, 1 << (largest * 3 // 2).bit_length() if largest else 0)
 
     def know(self, info: SegmentInfo, born_s: float | None = None) -> None:
-        """
-        Note how old a segment is: *born_s* in monotonic seconds, or what the wall clock says of one
-        found at open.
-        """
+        """Record the age of a segment: *born_s* in monotonic seconds, or by the wall clock for one found at open."""
         parts = self._parts
         if parts.settings.max_age_s is None and not parts.cold.location:
             return
         if born_s is None:
             clock = parts.clock
             newest_ns = info.ingested_max_ns
-            if newest_ns is None:  # another engine's: it goes by the file's time, too; without one it begins now
+            if newest_ns is None:  # another engine's segment has only the file's time; without a file it is new
                 there = parts.fs.exists(info.path)
                 newest_ns = parts.fs.stat(info.path).modified_ns if there else clock.now_ns()
             born_s = clock.monotonic() - max(0, clock.now_ns() - newest_ns) / 1e9
@@ -111,17 +109,17 @@ class Cleanup:
 
     def write_progress(self) -> int:
         """
-        Write what was acknowledged, durably; how many files were written. On a full disk room is made for them.
+        Write the acknowledged progress durably; return how many files were written. Frees space if the disk is full.
 
         Raises:
-            OSError: there is still no room, or the disk failed.
+            OSError: there is still no space, or the disk failed.
         """
         subscribers = self._parts.subscribers
-        if self._fold_again:
-            # Before progress passes over the numbers that are gone: from then on nobody could tell whose loss it was.
-            self._fold_again = False
-            self._fold(self._in_effect())
-        # A file can only be replaced where there is room for the new one: delete what may go, then use the reserve.
+        if self._apply_again:
+            # Before progress moves past the deleted numbers: afterwards the losses could not be attributed.
+            self._apply_again = False
+            self._apply_drops(self._in_effect())
+        # Replacing a file needs space for the new one: delete finished segments first, then use the reserve.
         for make_room in (self._evict_all, self.reserve.spend):
             try:
                 return subscribers.save()
@@ -138,10 +136,10 @@ class Cleanup:
 
     def free_finished(self) -> Freed:
         """
-        Delete the segments that every subscriber has durably resolved, grace and headroom kept.
+        Delete the segments that every subscriber has durably resolved, respecting grace period and headroom.
 
         Raises:
-            OSError: the disk refused; what was not removed stays known.
+            OSError: the disk refused; segments that were not removed stay in the catalog.
         """
         with self._parts.maintenance:
             finished = {info.seq: info.size_bytes for info in self._finished()}
@@ -152,11 +150,12 @@ class Cleanup:
 
     def evict(self, bytes_wanted: int | None) -> Freed:
         """
-        Delete the oldest finished segments at once until *bytes_wanted* are free; None deletes all of them. Before
-        that, files of segments that the object tier has.
+        Delete files of segments that the object tier has, then the oldest finished segments, without grace period.
+
+        Stops when *bytes_wanted* are free; None deletes all of them.
 
         Raises:
-            OSError: the disk refused; what was not removed stays known.
+            OSError: the disk refused; segments that were not removed stay in the catalog.
         """
         with self._parts.maintenance:
             copies = Freed(*self.window.make_room(bytes_wanted))
@@ -165,10 +164,7 @@ class Cleanup:
             return Freed(copies.segments + gone.segments, copies.size_bytes + gone.size_bytes)
 
     def has_finished(self) -> bool:
-        """
-        Return whether there are segments on disk that all subscribers have resolved, as far as this
-        process knows.
-        """
+        """Return whether there are segments on disk that all subscribers have resolved, as far as is known here."""
         return bool(self._on_disk(self._known(self._parts.subscribers.complete_segments())))
 
     def _on_disk(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
@@ -182,7 +178,7 @@ class Cleanup:
         return self._out_of_log(self._known(parts.subscribers.complete_segments()))
 
     def _out_of_log(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
-        """Return those of *infos* that the log would not bring back: the cursor has passed them, durably."""
+        """Return those of *infos* that the log would not restore: its cursor has passed them, durably."""
         parts = self._parts
         if any((info.wal_position_end or 0) > parts.wal.cursor for info in infos):
             with contextlib.suppress(OSError):  # later, then
@@ -212,11 +208,11 @@ class Cleanup:
             elif len(seqs) == 1:
                 raise
             else:
-                seqs.remove(max(seqs))  # the highest name keeps the number until there is room to write it down
+                seqs.remove(max(seqs))  # the file with the highest number reserves it until the floor can be written
         freed = Freed(len(seqs), parts.catalog.delete(seqs))
         parts.subscribers.removed(seqs)
-        self.retention.gone(seqs)
-        # A crash before the list says so: the segment is back, as finished as it was, and goes again.
+        self.retention.forget(seqs)
+        # After a crash before the cold list is written, the segment exists again, still finished, and is deleted again.
         parts.cold.mark_unverified(seqs)
         parts.sealing.try_now()
         with parts.lock:
@@ -224,19 +220,19 @@ class Cleanup:
         parts.observer.count("quiver.gc.evictions_total", len(seqs), reason=reason)
         return freed
 
-    # ── given up ─────────────────────────────────────────────────────────────────────────────────────
+    # ── dropped ──────────────────────────────────────────────────────────────────────────────────────
 
     def expire(self) -> Freed:
         """
         Remove the segments that are over age, resolved or not.
 
         Raises:
-            OSError: the disk refused; the next call goes on.
+            OSError: the disk refused; the next call continues.
         """
         parts = self._parts
         with parts.maintenance:
             now_s = parts.clock.monotonic()
-            # What the tier has is over age there, not here: here `ColdWindow.shrink` removes the file.
+            # Segments that the tier has expire there; `ColdWindow.shrink` removes their local files.
             due = {seq for seq in self.retention.expired(now_s=now_s) if not parts.cold.is_verified(seq)}
             if parts.settings.cold_max_age_s is not None:
                 due.update(self.retention.older_than(parts.settings.cold_max_age_s, now_s=now_s))
@@ -245,28 +241,28 @@ class Cleanup:
             finished = [info for info in self._finished() if info.seq in due]
             gone = self._delete(finished, "age")
             left = self._known(sorted(due.difference(info.seq for info in finished)))
-            dropped = self._give_up(left, "age")
+            dropped = self._drop(left, "age")
             return Freed(gone.segments + dropped.segments, gone.size_bytes + dropped.size_bytes)
 
     def drop_oldest(self, bytes_wanted: int) -> Freed:
         """
-        Give up the oldest segments, resolved or not, until *bytes_wanted* are free.
+        Drop the oldest segments, resolved or not, until *bytes_wanted* are free.
 
         Raises:
-            OSError: the disk refused; the next call goes on.
+            OSError: the disk refused; the next call continues.
         """
         parts = self._parts
         with parts.maintenance:
-            freed = self._give_up(_oldest(self._on_disk(parts.catalog.segments()), bytes_wanted), "size")
+            freed = self._drop(_oldest(self._on_disk(parts.catalog.segments()), bytes_wanted), "size")
             if freed.segments:
                 parts.observer.count("quiver.retention.size_emergency_total")
             return freed
 
     def drop_pending(self, pending: Pending) -> bool:
         """
-        Give up a segment that the disk has no room for and that was never written; False when that cannot be noted.
+        Drop a segment that was never written for lack of space; return False if the ledger has no space for it.
 
-        Its number is not used again. On return the log would not bring it back; the caller lets memory forget it.
+        Its number is not used again. On return the log would not restore it; the caller releases its memory.
         """
         parts = self._parts
         with parts.maintenance:
@@ -274,16 +270,16 @@ class Cleanup:
             position = sealed.wal_position_end or 0
             now_ns = max(0, parts.clock.now_ns())
             entry = DroppedSegment(pending.seq, sealed.bundle_count, 0, "size", now_ns, position)
-            if not self._note([entry]):
+            if not self._record([entry]):
                 return False
-            # Crash before: the log brings it back, and the entry is taken back. Crash behind: it is carried out. The
-            # entry stays when this fails: nobody knows then what a crash would leave of the cursor. Should the segment
-            # be written after all, `continue_drops` removes it.
+            # Crash before: the log restores the segment, and the entry is removed. Crash after: the drop takes effect.
+            # If this fails the entry stays, because it is unknown which cursor a crash would leave. If the segment is
+            # written after all, `continue_drops` removes the entry.
             self._on_full_disk(lambda: parts.wal.advance_cursor(position, or_never=True))
             self._count_dropped([entry])
             parts.observer.count("quiver.retention.size_emergency_total")
-            with contextlib.suppress(OSError):  # the ledger keeps the number until every progress file does
-                self._fold([entry])
+            with contextlib.suppress(OSError):  # the ledger keeps the number until every progress file has it
+                self._apply_drops([entry])
                 parts.catalog.keep_floor(pending.seq + 1)
             return True
 
@@ -296,42 +292,43 @@ class Cleanup:
             write()
 
     def take_back(self) -> None:
-        """At open: forget drops that never took effect, because the log has the bundles still."""
+        """At open: remove drops that never took effect because the log still has the bundles."""
         parts = self._parts
         undone = [entry.seq for entry in self._ledger.entries if entry.wal_position_end > parts.wal.cursor]
         if undone:
             with contextlib.suppress(OSError):
-                # Whoever has read the ledger takes the number for dropped: no other segment may get it.
+                # A process that has read the ledger considers the number dropped: no other segment may get it.
                 parts.catalog.keep_floor(max(undone) + 1)
             with contextlib.suppress(OSError):
                 self._ledger.remove(undone)
 
-    def _give_up(self, infos: list[SegmentInfo], reason: DropReason) -> Freed:
-        """Steps 1 to 5 of a drop; see `drops`."""
+    def _drop(self, infos: list[SegmentInfo], reason: DropReason) -> Freed:
+        """Take steps 1 to 5 of a drop; see `drops`."""
         now_ns = max(0, self._parts.clock.now_ns())
         entries = [
             DroppedSegment(info.seq, info.bundle_count, info.size_bytes, reason, now_ns)
             for info in self._out_of_log(infos)
         ]
-        if not entries or not self._note_and_count(entries):
+        if not entries or not self._record_and_count(entries):
             return NOTHING
         invariant(
             all(entry.seq in self._ledger for entry in entries), "a drop must be in the ledger before it is applied"
         )
-        return self._carry_out(entries)
+        return self._delete_dropped(entries)
 
-    def _note_and_count(self, entries: Sequence[DroppedSegment]) -> bool:
+    def _record_and_count(self, entries: Sequence[DroppedSegment]) -> bool:
         """
-        Note *entries*, and count those that are new. What the disk took before it failed is counted as well: from
-        here on it goes, if not by this process.
+        Record *entries* in the ledger, and count those that are new.
+
+        Entries that reached the disk before a failure are counted, too: they will be dropped, if not by this process.
         """
         fresh = [entry for entry in entries if entry.seq not in self._ledger]
         try:
-            return self._note(entries)
+            return self._record(entries)
         finally:
             self._count_dropped([entry for entry in fresh if entry.seq in self._ledger])
 
-    def _note(self, entries: Sequence[DroppedSegment]) -> bool:
+    def _record(self, entries: Sequence[DroppedSegment]) -> bool:
         fresh = [entry for entry in entries if entry.seq not in self._ledger]
         if not self._ledger.has_room(len(fresh)):
             with contextlib.suppress(OSError):
@@ -355,8 +352,8 @@ class Cleanup:
                 reason=entry.reason,
             )
 
-    def _carry_out(self, entries: Sequence[DroppedSegment]) -> Freed:
-        self._fold(entries)
+    def _delete_dropped(self, entries: Sequence[DroppedSegment]) -> Freed:
+        self._apply_drops(entries)
         reasons = {entry.reason for entry in entries}
         freed = [
             self._delete(self._known(entry.seq for entry in entries if entry.reason == reason), reason)
@@ -364,37 +361,38 @@ class Cleanup:
         ]
         return Freed(sum(one.segments for one in freed), sum(one.size_bytes for one in freed))
 
-    def _fold(self, entries: Sequence[DroppedSegment]) -> dict[str, int]:
+    def _apply_drops(self, entries: Sequence[DroppedSegment]) -> dict[str, int]:
         try:
             return self._parts.subscribers.drops.apply(entries)
         except OSError as error:
-            # The ledger says it too, and stays until the progress files do: what goes now makes room for them.
+            # The ledger keeps the entries until the progress files have them; deleting frees the space they need.
             if not is_full_disk(error):
                 raise
-            self._fold_again = True
+            self._apply_again = True
             return {}
 
     def continue_drops(self) -> None:
         """
-        Go on with what the ledger names: after a crash, after a refusal of the disk, or once another process has
-        taken note. What is settled leaves the ledger.
+        Continue the drops in the ledger: after a crash, after a disk error, or when another process has applied them.
+
+        Settled entries leave the ledger.
 
         Raises:
-            OSError: the disk refused; the next call goes on.
+            OSError: the disk refused; the next call continues.
         """
         parts = self._parts
         if not len(self._ledger):
             return
         with parts.maintenance:
             spent = [entry.seq for entry in self._ledger.entries if self._was_written(entry)]
-            self._on_full_disk(lambda: self._ledger.add(()))  # what it names goes when it is durable, not before
+            self._on_full_disk(lambda: self._ledger.add(()))  # its entries may be deleted only when it is durable
             entries = self._in_effect()
             unfinished = [entry for entry in entries if entry.seq in parts.catalog]
             if unfinished:
-                self._carry_out(unfinished)
+                self._delete_dropped(unfinished)
             parts.subscribers.refresh()
             parts.subscribers.drops.apply(entries)
-            # What others gave up may stand in their record still, and would count as news.
+            # Entries may still be in another core's record of evictions, and would count as new again.
             if not parts.fs.exists(f"{parts.path}/{EVICTED}"):
                 spent += [entry.seq for entry in entries if self._is_done_with(entry)]
             self._ledger.remove(spent)
@@ -416,31 +414,31 @@ class Cleanup:
         ]
 
     def _was_written(self, entry: DroppedSegment) -> bool:
-        """Say whether a segment was noted while the disk refused it, and was written after all: it is not dropped."""
+        """Return whether a segment was recorded while the disk was full, and written after all: it is not dropped."""
         return entry.wal_position_end > 0 and entry.seq in self._parts.catalog
 
-    # ── taken by others ──────────────────────────────────────────────────────────────────────────────
+    # ── removed by others ────────────────────────────────────────────────────────────────────────────
 
     def note_evicted(self, dropped: Sequence[DroppedSegment]) -> bool:
         """
-        Take note that another process removed segment files of this store.
+        Account for segment files of this store that another process removed.
 
         Args:
-            dropped: those of them that not every subscriber had resolved. They enter the drop ledger, and are counted.
+            dropped: those that some subscriber had not resolved. They enter the drop ledger and are counted.
 
         Returns:
-            Whether the ledger says it all now. If not, because it is full, the record of it must stay: a subscriber
-            that another process works for would be left with a gap that nobody explains.
+            Whether the ledger has all of them. If not, because it is full, the record must stay: otherwise a
+            subscriber that another process owns would have a gap without explanation.
 
         Raises:
             OSError: the disk refused; call again.
         """
         parts = self._parts
         with parts.maintenance:
-            # The others were noted, and counted, before a crash, or this store gave them up itself at the same time:
-            # the ledger forgets nothing while there is a record.
-            is_noted = self._note_and_count(dropped)
-            self._fold(dropped)
+            # Those that are in the ledger already were counted before a crash, or this store dropped them at the same
+            # time: the ledger keeps its entries while there is a record.
+            is_noted = self._record_and_count(dropped)
+            self._apply_drops(dropped)
             given_up = {entry.seq for entry in dropped}
             gone = [info.seq for info in parts.catalog.local_segments() if not parts.fs.exists(info.path)]
             copied = [seq for seq in gone if seq not in given_up and parts.cold.is_verified(seq)]
@@ -453,14 +451,14 @@ class Cleanup:
                 for seq in seqs:
                     parts.catalog.forget(seq)
                 parts.subscribers.removed(seqs)
-                self.retention.gone(seqs)
+                self.retention.forget(seqs)
                 with parts.lock:
                     parts.room.notify_all()
-            self._carry_out([entry for entry in dropped if entry.seq in parts.catalog])
+            self._delete_dropped([entry for entry in dropped if entry.seq in parts.catalog])
             return is_noted
 
     def quarantine(self, info: SegmentInfo, damage: CorruptionError) -> None:
-        """Take a segment that turned out damaged out of everybody's way: the others go on, the loss is counted."""
+        """Move a damaged segment to quarantine, so that all others are still delivered; the loss is counted."""
         parts = self._parts
         with parts.maintenance:
             if info.seq not in parts.catalog:
@@ -480,11 +478,11 @@ class Cleanup:
                     reason=f"{damage.reason}; the object tier has it",
                 )
                 return
-            # An object that is not what was sent is copied to a quarantine of its own by the next pass.
+            # The next pass copies an object that differs from what was sent to the tier's own quarantine.
             parts.cold.mark_unverified([info.seq], "sent" if is_local else "damaged")
             parts.catalog.forget(info.seq)
             parts.subscribers.removed([info.seq])
-            self.retention.gone([info.seq])
+            self.retention.forget([info.seq])
             self.side.measure(now=True)
         parts.observer.event(
             "quiver.segment.quarantined",

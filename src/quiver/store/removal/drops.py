@@ -1,16 +1,16 @@
 """
-The drop ledger on disk: what policy gave up, durable before any of it goes.
+The drop ledger on disk: the segments that policy drops, durable before any of them is deleted.
 
-The steps of a drop, in this order; `Cleanup` takes them, after a crash again from the second on::
+`Cleanup` takes the steps of a drop in this order, and after a crash again from the second on::
 
-    1  the ledger names the segments                      crash before: nothing happened
-    2  every progress that this process may write has them resolved
-    3  the number floor                                   crash up to here: recovery finds ledger and files, goes on
-    4  the files go
-    5  catalog and registry forget them                   crash up to here: recovery finds the ledger, goes on with 2
-    6  the ledger forgets what every progress file says
+    1  the ledger lists the segments                      crash before: nothing happened
+    2  every progress file that this process may write has them resolved
+    3  the number floor is written                        crash up to here: recovery finds ledger and files, continues
+    4  the files are deleted
+    5  catalog and subscribers forget the segments        crash up to here: recovery finds the ledger, continues with 2
+    6  entries that every progress file has leave the ledger
 
-A segment that never had a file goes with the log: its entry takes effect, and 2 begins, when the cursor has passed it.
+A segment that never had a file is only in the log: its entry takes effect, and 2 begins, when the cursor has passed it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DropLedger:
     Args:
         fs: the file system.
         root: the store's directory.
-        entries: what the file says.
+        entries: the content of the file.
     """
 
     def __init__(self, fs: FileSystem, root: str, entries: Iterable[DroppedSegment] = ()) -> None:
@@ -50,15 +50,15 @@ class DropLedger:
         self._path = f"{root}/{DROP_LEDGER}"
         self._entries = {entry.seq: entry for entry in entries}
         self._is_sure = True
-        """Whether the file is durable as it is; not after a sync that failed behind the rename."""
+        """Whether the file is durable; not after a sync that failed after the rename."""
 
     @classmethod
     def load(cls, fs: FileSystem, root: str, observer: Observer) -> DropLedger:
         """
-        Return the ledger of the store at *root*; an empty one when there is none.
+        Return the ledger of the store at *root*; an empty one if the file does not exist.
 
-        A damaged one is copied to quarantine and begun anew: what it named and still exists is kept until policy
-        drops it again; of what is gone, subscribers in other processes do not learn why.
+        A damaged ledger is copied to quarantine and replaced by an empty one. Its segments that still exist are kept
+        until policy drops them again. For those that were deleted, subscribers in other processes do not learn why.
 
         Raises:
             OSError: it cannot be read, or its copy cannot be written.
@@ -69,7 +69,7 @@ class DropLedger:
         data = fs.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)
         answer = decode_drop_ledger(memoryview(data))
         if isinstance(answer, Frame):
-            # Whoever wrote it may have ended before its name was durable, and what it names is about to go.
+            # Its writer may have ended before its name was durable, and the segments in it are about to be deleted.
             fs.sync_dir(root)
             return cls(fs, root, answer.value)
         observer.event("quiver.drops.load", level=logging.ERROR, path=path, problem="damaged; a copy is kept")
@@ -85,7 +85,7 @@ class DropLedger:
 
     @property
     def highest(self) -> int:
-        """The highest number in it, -1 when empty: new segments lie above it."""
+        """The highest segment number in it, -1 if it is empty: new segments get higher numbers."""
         return max(self._entries, default=-1)
 
     def __contains__(self, seq: int) -> bool:
@@ -95,16 +95,16 @@ class DropLedger:
         return len(self._entries)
 
     def has_room(self, count: int) -> bool:
-        """Say whether *count* more entries fit."""
+        """Return whether *count* more entries fit."""
         return len(self._entries) + count <= DROP_ENTRIES_MAX
 
     def add(self, entries: Sequence[DroppedSegment]) -> None:
         """
-        Add entries. All that it has is durable on return.
+        Add entries. The complete ledger is durable on return.
 
         Raises:
-            OSError: the disk refused. Nothing may be dropped until a later call returns; entries that it has all the
-                same are in the file, and whoever opens the store next carries them out.
+            OSError: the disk refused. Nothing may be dropped until a later call succeeds. Entries that are in the
+                ledger nevertheless reached the file, and the next open of the store applies them.
         """
         grown = self._entries | {entry.seq: entry for entry in entries}
         if self._is_sure and len(grown) == len(self._entries):
@@ -126,10 +126,10 @@ class DropLedger:
 
     def remove(self, seqs: Iterable[int]) -> None:
         """
-        Remove entries. Durable on return; the file goes with the last of them.
+        Remove entries. Durable on return; the last entry removes the file.
 
         Raises:
-            OSError: the disk refused; they stay, and can be removed later.
+            OSError: the disk refused; the entries stay, and can be removed later.
         """
         gone = set(seqs)
         left = {seq: entry for seq, entry in self._entries.items() if seq not in gone}

@@ -1,11 +1,11 @@
 """
-Which sealed segments may be deleted now. Pure: who is finished, and what time it is, are arguments.
+Decides which sealed segments may be deleted. Pure: the finished segments and the time are arguments.
 
-Any segment that every subscriber has resolved may go, not only the oldest, once it has been so for the grace
-period: a batch reader that listed it a moment ago must still find it. Any segment may go, resolved or not, once its
-newest bundle is over age.
+Any segment that every subscriber has resolved may be deleted, not only the oldest, when the grace period is over: a
+batch reader that has just listed it must still find it. Any segment, resolved or not, may be deleted when its newest
+bundle is over age.
 
-All time here is on a clock that never steps. How old a segment was when it became known is the caller's to say.
+All times are monotonic. The caller knows the age of a segment when it adds it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["Retention"]
 
 class Retention:
     """
-    Remembers since when each segment is complete, and when its newest bundle came.
+    Tracks when each segment became complete, and when its newest bundle arrived.
 
     Args:
-        grace_s: seconds that a complete segment is kept. They count from when it was first seen complete and begin
-            again when the store is opened.
-        headroom_bytes: the newest complete segments are kept, up to this many bytes together.
-        age_s_max: seconds after which a segment expires; None never.
+        grace_s: seconds that a complete segment is kept, from when it was first seen complete. They start again when
+            the store is opened.
+        headroom_bytes: the newest complete segments are kept, up to this many bytes in total.
+        age_s_max: seconds after which a segment expires; None means never.
     """
 
     def __init__(self, *, grace_s: float, headroom_bytes: int = 0, age_s_max: float | None = None) -> None:
@@ -35,12 +35,12 @@ class Retention:
 
     def deletable(self, complete: Mapping[int, int], *, now_s: float) -> list[int]:
         """
-        Return which of the *complete* segments may be deleted with no need for their room, ascending.
+        Return which of the *complete* segments may be deleted although no space is needed, ascending.
 
         Args:
-            complete: number → bytes of all segments that exist and that all subscribers are durably finished with;
-                none while there are no subscribers. One that is missing here starts its grace period over: a new
-                subscriber may want it.
+            complete: number → bytes of all existing segments that all subscribers have durably finished; empty while
+                there are no subscribers. A segment that is missing once starts its grace period again: a new
+                subscriber may need it.
             now_s: monotonic seconds.
         """
         since_s = {seq: self._complete_since_s.get(seq, now_s) for seq in complete}
@@ -54,11 +54,11 @@ class Retention:
         return due[::-1]
 
     def born(self, seq: int, at_s: float) -> None:
-        """Note that the newest bundle of segment *seq* came at *at_s*, in monotonic seconds."""
+        """Record that the newest bundle of segment *seq* arrived at *at_s*, in monotonic seconds."""
         self._born_s[seq] = at_s
 
-    def gone(self, seqs: Iterable[int]) -> None:
-        """Forget segments."""
+    def forget(self, seqs: Iterable[int]) -> None:
+        """Remove deleted segments."""
         for seq in seqs:
             self._born_s.pop(seq, None)
 
@@ -67,12 +67,9 @@ class Retention:
         return [] if self._age_s_max is None else self.older_than(self._age_s_max, now_s=now_s)
 
     def older_than(self, age_s: float, *, now_s: float) -> list[int]:
-        """
-        Return the segments whose newest bundle came *age_s* ago or earlier, ascending; *now_s* in monotonic
-        seconds.
-        """
+        """Return the segments whose newest bundle arrived *age_s* before *now_s* (monotonic) or earlier, ascending."""
         return sorted(seq for seq, born in self._born_s.items() if now_s - born >= age_s)
 
     def is_over_age(self, born_s: float, *, now_s: float) -> bool:
-        """Say whether a bundle that came at *born_s* is over age."""
+        """Return whether a bundle that arrived at *born_s* is over age."""
         return self._age_s_max is not None and now_s - born_s >= self._age_s_max

@@ -1,8 +1,8 @@
 """
-What an operator skipped for one subscriber: a drop ledger of its own, `quiver.drops.<id>`.
+The segments that an operator skipped for one subscriber: a separate drop ledger, `quiver.drops.<id>`.
 
-It is written before the progress moves past what it names. Whoever holds the subscriber's lock writes it, so it does
-not meet the store's ledger, which the store has in memory.
+It is written before the progress moves past the segments in it. The holder of the subscriber's lock writes it, so it
+does not conflict with the store's ledger, which the store keeps in memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["load_skipped", "record_skipped"]
 
 def load_skipped(fs: FileSystem, root: str, subscriber: str) -> tuple[DroppedSegment, ...]:
     """
-    Return what was skipped for *subscriber*, ascending by segment; nothing where there is no ledger.
+    Return the segments skipped for *subscriber*, ascending; empty without a ledger.
 
     Raises:
-        CorruptionError: the ledger is not what was written.
-        UsageError: not a valid id.
+        CorruptionError: the ledger is damaged.
+        UsageError: *subscriber* is not a valid id.
     """
     path = f"{root}/{skip_ledger_name(subscriber)}"
     return read_checked(fs, path, decode_drop_ledger, DROP_LEDGER_BYTES_MAX) or ()
@@ -38,13 +38,13 @@ def load_skipped(fs: FileSystem, root: str, subscriber: str) -> tuple[DroppedSeg
 
 def record_skipped(fs: FileSystem, root: str, subscriber: str, entries: Sequence[DroppedSegment]) -> None:
     """
-    Add *entries* to the ledger of *subscriber*, whose lock the caller holds. Durable on return.
+    Add *entries* to the ledger of *subscriber*, durable on return. The caller must hold its lock.
 
-    A segment that was skipped before is named once, as it was last. The oldest make room for new ones.
+    A segment that was skipped before keeps only its latest entry. The oldest entries are removed for new ones.
 
     Raises:
-        CorruptionError: the ledger is not what was written.
-        OSError: the disk refused; it is what it was.
+        CorruptionError: the ledger is damaged.
+        OSError: the disk refused; the ledger is unchanged.
     """
     if not entries:
         return

@@ -1,11 +1,11 @@
 """
 How the open segment becomes a file.
 
-===============  ===============================================================
+===============  ===================================================================================
 module           purpose
-===============  ===============================================================
-`group_seal.py`  durable calls without a log: they share a sealed segment
-`schedule.py`    from open to sealed: when, and again when the disk was full
-`sealer.py`      a full segment becomes a file, in the order that a crash allows
-===============  ===============================================================
+===============  ===================================================================================
+`schedule.py`    the open segment and the one being written: when to seal, when to retry
+`sealer.py`      writes a full segment, then updates log, catalog and subscribers in crash-safe order
+`group_seal.py`  durable calls of a store without a log: they share a sealed segment
+===============  ===================================================================================
 """

@@ -1,5 +1,5 @@
 """
-Durable calls of a store without a log: they wait until their bundles are in a sealed segment, and share it.
+Durable calls of a store without a log wait until their bundles are in a sealed segment. Concurrent calls share one.
 
 ::
 
@@ -7,8 +7,8 @@ Durable calls of a store without a log: they wait until their bundles are in a s
     caller 2      add, wait ──────────────────▶ seal ─────────▶ durable
     caller 3           add, wait ─────────────────────────────▶ durable     both in one segment
 
-One caller at a time seals, for all that were added by then. A segment costs files and syncs, so seals for this reason
-begin at least `INTERVAL_S` apart: a single call is not delayed, and many calls share few segments.
+One caller at a time seals, for all bundles added by then. A segment costs files and syncs, so these seals begin at
+least `INTERVAL_S` apart: a single call is not delayed, and many calls share few segments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quiver.store.sealing.schedule import RETRY_S, Sealing
 __all__ = ["INTERVAL_S", "GroupSeal"]
 
 INTERVAL_S = 0.025
-"""As long as a log would gather entries for a sync by default."""
+"""The default interval at which a log syncs."""
 
 
 class GroupSeal:
@@ -31,8 +31,8 @@ class GroupSeal:
     Waits for sealed segments. Thread-safe.
 
     Args:
-        sealing: says through which sequence number everything is sealed.
-        seal: seals all that was added, durably.
+        sealing: knows the sequence number up to which all bundles are sealed.
+        seal: seals all bundles added so far, durably.
         require_healthy: raises when the store has failed.
         clock: spaces the seals.
     """
@@ -50,10 +50,10 @@ class GroupSeal:
 
     def through(self, sequence: int) -> None:
         """
-        Return when the bundle of *sequence*, which was added, is in a sealed segment, and so is everything before it.
+        Wait until the bundle with *sequence*, which was added before, and all earlier ones are in sealed segments.
 
         Raises:
-            CapacityError: the disk has no room for the segment. It is kept in memory and tried again.
+            CapacityError: the disk has no space for the segment. It is kept in memory and tried again.
             StoreFailedError: the disk failed.
             StoreClosedError: the store was closed, and could not seal it.
         """
@@ -78,11 +78,11 @@ class GroupSeal:
 
     def wait_for(self, sequence: int, deadline_s: float) -> None:
         """
-        Like `through`; on a full disk try again until *deadline_s*, in monotonic seconds.
+        Wait like `through`; if the disk is full, try again until *deadline_s*, in monotonic seconds.
 
         Raises:
-            NotDurableError: the disk had no room until then. The bundle is kept in memory and delivered.
-            StoreFailedError, StoreClosedError: as `through`.
+            NotDurableError: the disk had no space until then. The bundle is kept in memory and delivered.
+            StoreFailedError, StoreClosedError: see `through`.
         """
         while True:
             try:
@@ -97,7 +97,7 @@ class GroupSeal:
                 return
 
     def _pause(self) -> None:
-        """Wait until the last seal began long enough ago: more callers join meanwhile."""
+        """Wait until the interval since the last seal has passed, so that more callers can join."""
         with self._changed:
             due_s = self._clock.monotonic() if self._began_s is None else self._began_s + INTERVAL_S
             while (left_s := due_s - self._clock.monotonic()) > 0:

@@ -1,8 +1,8 @@
 """
-From the open segment to a file: when it is due, who writes it, what happens when the write fails.
+From the open segment to a file: when it is due, and what happens if writing it fails.
 
-At most two segments are in memory: the open one, and one being written. A segment that could not be written
-stays, keeps its number and is tried again; until it is on disk the log's cursor does not pass it.
+At most two segments are in memory: the open one, and one being written. A segment that could not be written stays in
+memory, keeps its number and is tried again; until it is on disk the log's cursor does not pass it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from quiver.store.wal.reread import LogReader
 __all__ = ["LAG_SEGMENTS", "Pending", "Sealing"]
 
 RETRY_S = 1.0
-"""A segment write that found the disk full, or no descriptor, is tried again after this long."""
-TELL_S = 60.0
-"""While the disk stays full, it is said this often."""
+"""Delay before another attempt after a write that found the disk full, or no file descriptor."""
+REPORT_S = 60.0
+"""While the disk stays full, it is reported at this interval."""
 
 LAG_SEGMENTS = 8
-"""Time-based sealing waits for size while every subscriber has this many finished segments to read."""
+"""While every subscriber has this many sealed segments to read, the open segment is not sealed because of its age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Pending:
     A segment that takes no more bundles and is not yet on disk.
 
     Attributes:
-        seq: the number that it will have.
+        seq: its number.
         sealed: its bundles.
-        arena: the memory that they are in.
-        log: reads the large ones, which stayed in the log.
-        sequence_last: of the last of them.
-        born_s: when the newest of them came, in monotonic seconds; never before it did.
+        arena: their memory.
+        log: reads the large bundles, which are only in the log.
+        sequence_last: the sequence number of the last bundle.
+        born_s: when the newest bundle arrived, in monotonic seconds; never too early.
     """
 
     seq: int
@@ -62,8 +62,8 @@ class Sealing:
     """
     The open segment and the one being written.
 
-    `open`, `pending` and `next_seq` are read and changed under the store's lock; `write` runs outside it, by one
-    thread at a time.
+    `open`, `pending` and `next_seq` are accessed under the store's lock; `write` runs outside it, in one thread at a
+    time.
     """
 
     def __init__(
@@ -85,21 +85,21 @@ class Sealing:
         self.next_seq = next_seq
         self.open = self._new_segment()
         self.full = False
-        """The open segment takes no more; it waits for the one before it."""
-        # Two segments' worth: the open one's memory is what the one written before it gave back.
+        """The open segment takes no more bundles; it waits for the pending one."""
+        # Memory for two segments: the open one reuses the memory of the one written before it.
         self._pool = BlockPool(keep_bytes_max=2 * settings.segment_bytes_max)
         self.arena = Arena(self._pool)
         self.log = LogReader(fs)
         self.pending: Pending | None = None
         self.added_through = -1
-        """The sequence number of the last bundle that was added."""
+        """The sequence number of the last bundle added."""
         self.sealed_through = -1
-        """No bundle up to this sequence number is in memory only: all of them are sealed, or dropped by policy."""
+        """All bundles up to this sequence number are sealed or dropped by policy; none is only in memory."""
         self.failure: OSError | None = None
         self._opened_at: float | None = None
         self._opened_wall_ns = 0
         self._retry_at = 0.0
-        self._tell_at = 0.0
+        self._report_at = 0.0
 
     def _new_segment(self) -> OpenSegment:
         settings = self._settings
@@ -108,16 +108,16 @@ class Sealing:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of bundles held in memory."""
+        """The bytes of the bundles in memory."""
         return self.open.nbytes + (self.pending.sealed.nbytes if self.pending is not None else 0)
 
     @property
     def file_bytes(self) -> int:
-        """What those bundles will take on the disk once they are sealed."""
+        """The bytes that those bundles will take on disk when they are sealed."""
         return self.open.file_bytes + (self.pending.sealed.file_bytes if self.pending is not None else 0)
 
     def add(self, encoded: EncodedBundle, ingested_at_ns: int, sequence: int, wal_start: int, wal_end: int) -> bool:
-        """Add a bundle to the open segment; True when that has reached a limit of size, bundles or streams."""
+        """Add a bundle to the open segment; return whether it reached a limit of size, bundles or streams."""
         if self._opened_at is None:
             self._opened_at = self._clock.monotonic()
             self._opened_wall_ns = self._clock.now_ns()
@@ -128,13 +128,13 @@ class Sealing:
         return full
 
     def is_old(self) -> bool:
-        """Say whether the open segment's first bundle has waited its time."""
+        """Return whether the open segment has reached its maximum age."""
         return self._opened_at is not None and (
             self._clock.monotonic() - self._opened_at >= self._settings.segment_open_s_max
         )
 
     def swap(self) -> bool:
-        """Close the open segment and begin another; False when it is empty or one is still being written."""
+        """Close the open segment and begin another; return False if it is empty or another is still being written."""
         if self.pending is not None or self.open.is_empty:
             return False
         sealed = self.open.seal()
@@ -149,22 +149,19 @@ class Sealing:
         return True
 
     def oldest_ns(self) -> int | None:
-        """
-        Return when the oldest bundle was ingested that is in no segment on disk, in nanoseconds since 1970; None when
-        there is none.
-        """
+        """Return the ingest time of the oldest bundle that is not on disk in a segment, in ns since 1970, or None."""
         oldest_ns = None if self.pending is None else self.pending.sealed.ingested_min_ns
         return self.open.ingested_first_ns if oldest_ns is None else oldest_ns
 
     def open_born_s(self) -> float | None:
-        """Return when the open segment's first bundle came, in monotonic seconds; None when there is none."""
+        """Return when the first bundle of the open segment arrived, in monotonic seconds; None if it is empty."""
         return self._opened_at
 
     def _born_s(self, newest_ns: int | None) -> float:
         """
-        Return when the newest bundle came, in monotonic seconds; a wall clock that stepped makes nothing older.
+        Return when the newest bundle arrived, in monotonic seconds; a step of the wall clock makes nothing older.
 
-        A caller may say when a bundle was ingested, and what a recovery replays is old already.
+        The ingest time may lie in the past: callers can set it, and recovery replays old bundles.
         """
         now_s, now_ns = self._clock.monotonic(), self._clock.now_ns()
         passed_ns = round((now_s - (now_s if self._opened_at is None else self._opened_at)) * 1e9)
@@ -172,7 +169,7 @@ class Sealing:
         return now_s - max(0, now_ns - stepped_ns - (now_ns if newest_ns is None else newest_ns)) / 1e9
 
     def done(self) -> None:
-        """Forget the pending segment, which is on disk or given up, and use its memory again."""
+        """Forget the pending segment, which is on disk or dropped, and reuse its memory."""
         self.failure = None
         if self.pending is not None:
             pending, self.pending = self.pending, None
@@ -180,19 +177,19 @@ class Sealing:
             pending.arena.release()
 
     def try_now(self) -> None:
-        """Let a segment that found the disk full be tried at once: room was made."""
+        """Try a failed segment again without delay: space was freed."""
         self._retry_at = 0.0
 
     def may_write(self) -> bool:
-        """Say whether a pending segment may be tried now; a failed one waits a moment."""
+        """Return whether there is a pending segment whose retry delay has passed."""
         return self.pending is not None and (self.failure is None or self._clock.monotonic() >= self._retry_at)
 
     def write(self, open_log: Callable[[LogReader], None]) -> SegmentInfo | None:
         """
-        Write the pending segment; durable and named on return. None when the disk is full, or no file can be opened:
-        try again later.
+        Write the pending segment, durable under its name on return. Return None if the disk is full or no file can be
+        opened: try again later.
 
-        *open_log* opens the files of the log that the segment's large messages are in.
+        *open_log* opens the log files that contain the segment's large messages.
 
         Raises:
             StoreFailedError: the disk failed otherwise.
@@ -214,9 +211,9 @@ class Sealing:
         except OSError as error:
             self._observer.count("quiver.segment.flush_failures_total")
             now_s = self._clock.monotonic()
-            if self.failure is None or not passes(error) or now_s >= self._tell_at:
-                # Once a second on a full disk, perhaps on the very disk that the words go to: not each time.
-                self._tell_at = now_s + TELL_S
+            if self.failure is None or not passes(error) or now_s >= self._report_at:
+                # A full disk causes one failure a second, and the event may be logged to the same disk: limit the rate.
+                self._report_at = now_s + REPORT_S
                 self._observer.event(
                     "quiver.segment.flush", level=logging.ERROR, segment=pending.seq, problem=str(error)
                 )

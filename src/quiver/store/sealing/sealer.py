@@ -1,12 +1,14 @@
 """
-A full segment becomes a file; then the log may forget it and subscribers may have it. In this order, or a crash loses.
+Writes a full segment to its file, then lets the log forget it and subscribers read it.
+
+The order matters: any other would lose data in a crash.
 
 ::
 
-    1  the segment's file is durable under its name     crash before: the log has it all
-    2  the cursor passes it                             crash before: replay finds it in the segment, and skips it
-    3  catalog and registry know it                     from here on it is delivered
-    4  log files that lie before the cursor go          crash before: the next open removes nothing it needs
+    1  the segment's file is durable under its name     crash before: the log has all of it
+    2  the log's cursor passes it                       crash before: replay finds it in the segment, and skips it
+    3  catalog and subscribers know it                  from here on it is delivered
+    4  log files before the cursor are deleted          crash before: the next open deletes only what is not needed
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Sealer:
 
     Args:
         parts: the store.
-        cleanup: learns how old each segment is; has a reserve for the cursor when the disk is full.
+        cleanup: records the age of each segment; has a reserve for the cursor when the disk is full.
     """
 
     def __init__(self, parts: Parts, cleanup: Cleanup) -> None:
@@ -52,7 +54,7 @@ class Sealer:
 
     def seal_pending(self) -> int:
         """
-        Write the pending segment, if there is one that may be tried, and make it known; how many were written.
+        Write the pending segment if there is one and it may be tried; return the number of segments written.
 
         Raises:
             StoreFailedError: the disk failed, or the directory was moved, and the log is poisoned.
@@ -91,10 +93,10 @@ class Sealer:
 
     def seal_everything(self) -> None:
         """
-        Write the segment that waits, then the open one.
+        Write the pending segment, then the open one.
 
         Raises:
-            CapacityError: the disk is full; what could not be written stays, and is tried again.
+            CapacityError: the disk is full; what could not be written is kept and tried again.
             StoreFailedError: the disk failed.
         """
         sealing = self._parts.sealing
@@ -110,7 +112,7 @@ class Sealer:
                 ) from sealing.failure
 
     def forget_log(self, position: int = 0) -> int:
-        """Let the log forget what is durable elsewhere; how many files went. What the disk refuses is tried again."""
+        """Delete the log files that are durable in segments; return how many. The next call retries after an error."""
         parts = self._parts
         try:
             parts.wal.advance_cursor(position)

@@ -13,7 +13,7 @@ module                  purpose
 `records.py`            one subscriber in an open store: live state, durable state, ownership
 `claims.py`             bundles that are handed out: take, wait, decide; `BundleHandle`
 `subscribers.py`        all subscribers of an open store: register, refresh, rewind, remove
-`subscriber.py`         what users call: `Subscriber`, and the methods of `Store` about subscribers
+`subscriber.py`         the public API: `Subscriber`, and the methods of `Store` about subscribers
 `drop_applier.py`       segments that policy dropped, resolved for every subscriber
 `retry_set.py`          bundles that an exporter retries, durable; they stay unresolved until they are delivered
 `orphaned_progress.py`  segments that were removed manually, as far as progress files show it

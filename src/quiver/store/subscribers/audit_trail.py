@@ -1,11 +1,11 @@
 """
-The trail of outcomes on disk: what became of each bundle, for whom, when, and why.
+The audit trail on disk: the outcome of each bundle for each subscriber, with time and reason.
 
-Outcomes are noted in memory and written by `write`, before the progress that they are part of is saved: whatever
-progress says is in the trail, and after a crash an outcome may stand there twice. The trail never holds anything up.
-What a disk refuses is counted and forgotten; progress goes on.
+Outcomes are collected in memory. `write` writes them before the progress that includes them is saved. So everything
+that is in progress is in the trail, and after a crash an outcome may be there twice. The trail never blocks progress:
+lines that the disk refuses are counted and discarded.
 
-Two files, each half of the size allowed: when the one is full it takes the place of the other.
+The trail has two files, each with half of the allowed size. When the current one is full it replaces the previous one.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from quiver.store.format.names import AUDIT_PREVIOUS, AUDIT_TRAIL
 __all__ = ["AuditTrail", "read_audit"]
 
 _NOTED_MAX = 100_000
-"""Outcomes kept in memory when nobody writes them; the oldest go, counted."""
+"""Outcomes kept in memory until they are written; beyond this many the oldest are discarded and counted."""
 
 _READ_BYTES_MAX = 1 << 32
 
 
 class AuditTrail:
     """
-    The writer. `resolved` and `dropped` are called by one thread at a time; so are `write` and `close`, by another.
+    Writes the trail. One thread at a time may call `resolved` and `dropped`, and another `write` and `close`.
 
     Args:
         fs: the file system.
         root: the store's directory.
-        bytes_max: both files together never take more.
-        clock: tells when.
-        observer: told what could not be kept.
+        bytes_max: the maximum size of both files together.
+        clock: supplies the time of each outcome.
+        observer: receives losses.
     """
 
     def __init__(self, fs: FileSystem, root: str, *, bytes_max: int, clock: Clock, observer: Observer) -> None:
@@ -61,11 +61,11 @@ class AuditTrail:
         self._size = 0
 
     def resolved(self, subscriber: str, segment: int, index: int, outcome: Outcome, why: str = "") -> None:
-        """Note what a consumer decided about one bundle."""
+        """Add the outcome of one bundle."""
         self._note(AuditRecord(self._clock.now_ns(), subscriber, segment, ((index, index),), outcome, why))
 
     def dropped(self, subscriber: str, segment: int, bits: int, *, why: str) -> None:
-        """Note that the bundles whose bits are set will never be delivered."""
+        """Add that the bundles whose bits are set will never be delivered."""
         ranges = ranges_of(bits)
         for first in range(0, len(ranges), AUDIT_RANGES_MAX):
             part = ranges[first : first + AUDIT_RANGES_MAX]
@@ -76,7 +76,7 @@ class AuditTrail:
         self._noted_count += 1
 
     def write(self) -> None:
-        """Write what was noted, durable on return. A disk that refuses costs these lines and nothing else."""
+        """Write the collected outcomes, durable on return. If the disk refuses, only these lines are lost."""
         lines: list[bytes] = []
         while self._noted:
             lines.append(encode_audit_record(self._noted.popleft()))
@@ -93,7 +93,7 @@ class AuditTrail:
             self._observer.count("quiver.subscriber.audit_lost_lines_total", lost)
 
     def _parts(self, lines: list[bytes]) -> Iterator[bytes]:
-        """Join lines into pieces of which each fits a file."""
+        """Join lines into parts that each fit in a file."""
         part: list[bytes] = []
         size = 0
         for line in lines:
@@ -120,7 +120,7 @@ class AuditTrail:
             self._file = self._fs.open_write(self._path)
             self._size = self._file.size()
             if self._size and self._file.pread(1, self._size - 1) != b"\n":
-                self._file.pwrite(b"\n", self._size)  # the end of a line that a crash cut short
+                self._file.pwrite(b"\n", self._size)  # terminate a line that a crash truncated
                 self._size += 1
         else:
             self._file = self._fs.create(self._path)
@@ -139,13 +139,13 @@ class AuditTrail:
             file.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._forget_file()
 
 
 def read_audit(fs: FileSystem, root: str) -> Iterator[AuditRecord]:
     """
-    Iterate over the trail of the store at *root*, oldest first; empty where none is kept.
+    Iterate over the trail of the store at *root*, oldest first; empty if there is none.
 
     Raises:
         OSError: a file cannot be read.

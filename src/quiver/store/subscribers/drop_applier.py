@@ -43,7 +43,7 @@ class DropApplier:
             How many bundles each subscriber lost by this call; subscribers without losses are left out.
 
         Raises:
-            OSError: a progress file could not be written. What was resolved stays resolved; call again.
+            OSError: a progress file could not be written. Bundles that are resolved stay resolved; call again.
         """
         table = self._table
         lost: dict[str, int] = {}

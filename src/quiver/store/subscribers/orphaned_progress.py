@@ -1,10 +1,10 @@
 """
-Sealed segments that are gone although a subscriber had begun them: somebody else removed their files.
+Detect sealed segments whose files were removed manually although a subscriber had begun them.
 
-What proves it is an entry of a progress file with bundles to come. It is written only for a segment that was there, and
-whatever removes one says so first: every progress file has it resolved, the drop ledger or a record of another core
-names it, or it lies in quarantine. A number without an entry proves nothing, and beside an object tier nothing is said:
-see docs/decisions/0060-what-shows-that-a-segment-was-removed.md.
+The proof is a progress entry with pending bundles. An entry is written only for a segment that exists, and Quiver
+records every removal before it happens: every progress file has the segment resolved, the drop ledger or a record of
+another core lists it, or it is in quarantine. A number without an entry proves nothing, and with an object tier nothing
+is reported: see docs/decisions/0060-what-shows-that-a-segment-was-removed.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME_CHARS = len(segment_name(0))
 
 
 class MissingSegment(NamedTuple):
-    """A segment that is nowhere, and how many bundles of it a subscriber had still to get."""
+    """A segment whose file is missing, and how many of its bundles a subscriber had not resolved."""
 
     seq: int
     subscriber: str
@@ -46,10 +46,10 @@ class MissingSegment(NamedTuple):
 
 def find_missing(fs: FileSystem, root: str, subscribers: Sequence[str] | None = None) -> list[MissingSegment]:
     """
-    Return what was removed by hand of the store at *root*, by subscriber and number. Reads only; safe beside a writer.
+    Return the segments removed manually from the store at *root*, by subscriber and number.
 
-    *subscribers* are those to look at, all by default. When a file is damaged that may say where a segment went, the
-    answer is empty: then nobody can tell.
+    Only reads; safe while another process writes. *subscribers* defaults to all. If a file that may explain a missing
+    segment is damaged, the result is empty: then the cause is unknown.
 
     Raises:
         OSError: a file could not be read.
@@ -64,13 +64,13 @@ def find_missing(fs: FileSystem, root: str, subscribers: Sequence[str] | None = 
     if known is None:
         return []
     found = [one for one in found if one.seq not in known]
-    # Once more: what left the ledger since is resolved there. A drop goes from the ledger to progress, never back.
+    # Read progress again: an entry that left the ledger meanwhile is resolved there. It never returns to the ledger.
     after = _progress(fs, root, subscribers) if found else {}
     return [one for one in found if one.subscriber in after and _left(after[one.subscriber], one.seq)]
 
 
 def _progress(fs: FileSystem, root: str, subscribers: Sequence[str]) -> dict[str, Progress]:
-    # One that was begun anew from its backup speaks of segments that went since then, rightly: its copy tells.
+    # Progress restored from a backup may list segments that were deleted since; the copy in quarantine shows that.
     kept = _names(fs, f"{root}/{QUARANTINE_DIR}")
     found: dict[str, Progress] = {}
     for subscriber in subscribers:
@@ -95,10 +95,10 @@ def _begun(fs: FileSystem, root: str, subscriber: str, progress: Progress) -> It
 
 def give_up(fs: FileSystem, root: str, one: MissingSegment) -> None:
     """
-    Resolve what *one* subscriber had still to get of a segment that is gone. Durable on return.
+    Resolve the remaining bundles of a missing segment for its subscriber. Durable on return.
 
     Raises:
-        DirectoryInUseError: somebody works for the subscriber.
+        DirectoryInUseError: another process owns the subscriber.
         OSError: the disk refused; nothing changed.
     """
     with SubscriberFile(fs, root, one.subscriber) as file:
@@ -111,9 +111,9 @@ def give_up(fs: FileSystem, root: str, one: MissingSegment) -> None:
 
 def without_missing(fs: FileSystem, root: str, progress: Progress) -> Progress:
     """
-    Return *progress* for the copy of a store at *root*: without entries of segments that the copy does not have.
+    Return *progress* for the copy of a store at *root*: without entries of segments that are not in the copy.
 
-    They speak of what was sealed, or went, while the copy was made. What its own ledger names keeps its entry.
+    Those segments were sealed or deleted while the copy was made. Segments in the copy's drop ledger keep their entry.
 
     Raises:
         OSError: a file could not be read.
@@ -128,14 +128,15 @@ def without_missing(fs: FileSystem, root: str, progress: Progress) -> Progress:
 
 def _left(progress: Progress, seq: int) -> int:
     entry = progress.entries.get(seq)
-    # Without a single resolved bundle it was not begun: an entry whose number was given to another segment is that.
+    # A segment without any resolved bundle was not begun: its number may have been given to another segment.
     return entry.bundle_count - entry.bitmap.bit_count() if entry is not None and entry.bitmap else 0
 
 
 def explained(fs: FileSystem, root: str) -> set[int] | None:
     """
-    Return the numbers of segments whose absence something at *root* accounts for; None when what may account for one
-    is damaged, or is in an object tier.
+    Return the numbers of missing segments that are explained by a file at *root*.
+
+    None if such a file is damaged, or if there is an object tier.
 
     Raises:
         OSError: a file could not be read.
@@ -143,7 +144,7 @@ def explained(fs: FileSystem, root: str) -> set[int] | None:
     if fs.exists(f"{root}/{SEGMENTS_DIR}/{COLD_LIST}") or fs.exists(f"{root}/{COLD_MARK}"):
         return None
     found: set[int] = set()
-    # In the order in which a removed segment is passed on: from the record of another core to the ledger.
+    # A removal moves from the record of another core to the ledger; read them in the same order.
     for name in (EVICTED, DROP_LEDGER):
         try:
             dropped = read_checked(fs, f"{root}/{name}", decode_drop_ledger, DROP_LEDGER_BYTES_MAX) or ()

@@ -1,14 +1,14 @@
 """
 Progress files on disk: read, replace, own.
 
-A progress file is replaced whole, by rename, so a reader in any process sees the old state or the new one.
-Who may replace it is settled by the lock ``quiver.sub.<id>.lock``: a `SubscriberFile` holds it, in the process of
-the store or in another one (a Spark driver). It needs no store, only the directory.
+A progress file is replaced as a unit, by rename, so a reader in any process sees the old state or the new one. Only
+the holder of the lock ``quiver.sub.<id>.lock`` may replace it: a `SubscriberFile`, in the process of the store or in
+another one such as a Spark driver. It needs only the directory, not an open store.
 
-Where a backup is kept, ``quiver.sub.<id>.bak`` is what the file said before its last replacement. Whatever it calls
-resolved was resolved, so going on from it brings bundles again and skips none. Three steps see to that: a rewind
-replaces the backup before the file, a new subscriber removes one that an older namesake left, and a removed
-subscriber takes it along.
+If backups are enabled, ``quiver.sub.<id>.bak`` is the previous version of the file. Everything that it has resolved
+was resolved, so continuing from it repeats bundles and skips none. Three steps guarantee that: a rewind replaces the
+backup before the file, a new subscriber removes the backup of an older one with the same id, and removing a subscriber
+removes its backup.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 PROGRESS_BYTES_MAX = 256 * 1024 * 1024
-"""More than 30,000 of the largest entries; a larger file is taken for damaged rather than read."""
+"""More than 30,000 of the largest entries; a larger file counts as damaged and is not read."""
 
 
 def progress_path(root: str, subscriber_id: str) -> str:
@@ -116,10 +116,10 @@ def _decode(path: str, data: bytes) -> Progress:
 
 def load_progress(fs: FileSystem, root: str, subscriber_id: str) -> Progress | None:
     """
-    Return what the progress file of *subscriber_id* says; None when there is no such file. Takes no lock.
+    Return the progress in the file of *subscriber_id*, or None if the file does not exist. Takes no lock.
 
     Raises:
-        CorruptionError: the file is not what was written; what it said is unknown.
+        CorruptionError: the file is damaged; the progress is unknown.
         UnsupportedFormatError: a newer version wrote it.
         UsageError: not a valid subscriber id.
     """
@@ -141,12 +141,12 @@ def save_progress(
     previous: Progress | None = None,
 ) -> None:
     """
-    Replace the progress file of *subscriber_id*. Atomic, and durable on return. The caller owns the subscriber.
+    Replace the progress file of *subscriber_id*. Atomic, and durable on return. The caller must own the subscriber.
 
-    *previous*, what the file says until now, becomes the backup first; None leaves the backup as it is.
+    *previous*, the current content of the file, becomes the backup first; None leaves the backup unchanged.
 
     Raises:
-        OSError: the disk refused; the file says what it said before, or what it should now.
+        OSError: the disk refused; the file has the old content or the new one.
     """
     if previous is not None:
         replace_file(fs, backup_path(root, subscriber_id), encode_progress(previous, profile=profile))
@@ -157,20 +157,20 @@ def save_rewound(
     fs: FileSystem, root: str, subscriber_id: str, progress: Progress, *, profile: Profile, keep_backup: bool = False
 ) -> None:
     """
-    Replace the progress file by one that calls less resolved than it did. Durable on return.
+    Replace the progress file by one with fewer resolved bundles. Durable on return.
 
-    A backup that is kept, or that was left from when one was, would undo this when it is gone back to: it is replaced
-    first. The caller owns the subscriber.
+    A backup, even one from a time when backups were enabled, would undo the rewind if it were restored: it is replaced
+    first. The caller must own the subscriber.
 
     Raises:
-        OSError: the disk refused; the file says what it said before, or what it should now.
+        OSError: the disk refused; the file has the old content or the new one.
     """
     keep_backup = keep_backup or fs.exists(backup_path(root, subscriber_id))
     save_progress(fs, root, subscriber_id, progress, profile=profile, previous=progress if keep_backup else None)
 
 
 def profile_in_use(fs: FileSystem, root: str, *, default: Profile = "spec") -> Profile:
-    """Return the format profile the progress files of *root* are written in; *default* when there is none to tell."""
+    """Return the format profile of the progress files in *root*; *default* if there are none."""
     for subscriber_id in find_subscribers(fs, root):
         try:
             checksum = progress_checksum(memoryview(_read(fs, progress_path(root, subscriber_id))))
@@ -185,13 +185,13 @@ def create_if_missing(
     fs: FileSystem, root: str, subscriber_id: str, *, start: Start, segments: Segments, profile: Profile
 ) -> bool:
     """
-    Give a new subscriber its progress file; True when this call made it. Durable on return either way.
+    Create the progress file of a new subscriber; return whether this call created it. Durable on return either way.
 
-    *segments* are the sealed segments that exist now; see `start_segment` for *start*.
+    *segments* are the sealed segments that exist; see `start_segment` for *start*.
 
     Raises:
-        UsageError: not a valid id, or *start* names nothing.
-        DirectoryInUseError: another process is creating it at this moment.
+        UsageError: *subscriber_id* or *start* is invalid.
+        DirectoryInUseError: another process is creating it.
     """
     path = progress_path(root, subscriber_id)
     first = start_segment(start, segments)
@@ -200,14 +200,14 @@ def create_if_missing(
     try:
         lock = lock_subscriber(fs, root, subscriber_id)
     except DirectoryInUseError:
-        # Whoever holds it made the file before it did anything else.
+        # The holder of the lock created the file before anything else.
         if fs.exists(path):
             return False
         raise
     try:
         if fs.exists(path):
             return False
-        # One that an earlier subscriber of this name left, whose removal a crash cut short, is not about this one.
+        # A crash may have interrupted the removal of an earlier subscriber with this id, and left its backup.
         remove_durably(fs, [backup_path(root, subscriber_id)])
         progress = SubscriberState(first).to_progress(segments, profile=profile, over_gaps=False)
         save_progress(fs, root, subscriber_id, progress, profile=profile)
@@ -219,12 +219,12 @@ def create_if_missing(
 @dataclass(frozen=True, slots=True)
 class Recreated:
     """
-    What became of a damaged progress file.
+    How a damaged progress file was replaced.
 
     Attributes:
-        progress: what the new file says.
-        start: where that came from: `earliest`, `latest` or `backup`.
-        copy: where the damaged bytes are kept; None when they were more than could be copied.
+        progress: the content of the new file.
+        start: its origin: `earliest`, `latest` or `backup`.
+        copy: the path of the copy of the damaged bytes; None if they were too large to copy.
     """
 
     progress: Progress
@@ -242,21 +242,21 @@ def recreate_damaged(
     next_seq: int = 0,
 ) -> Recreated:
     """
-    Replace a damaged progress file by what *policy* says. The caller owns the subscriber.
+    Replace a damaged progress file according to *policy*. The caller must own the subscriber.
 
-    ==================  =====================================================================================
-    `restart_earliest`  nothing is resolved: all that still exists comes again, nothing is skipped
-    `restart_latest`    everything below *next_seq* is resolved: what was pending there is lost to it
-    `backup`            what the backup says; as `restart_earliest` when that is missing or damaged, too
-    ==================  =====================================================================================
+    ==================  =======================================================================================
+    `restart_earliest`  nothing is resolved: everything that still exists is delivered again, nothing is skipped
+    `restart_latest`    everything below *next_seq* is resolved: the subscriber loses what was pending there
+    `backup`            the content of the backup; like `restart_earliest` if that is missing or damaged, too
+    ==================  =======================================================================================
 
-    The damaged bytes are copied to quarantine, durably, before the file is replaced. Doing it again after a crash
+    The damaged bytes are copied to quarantine, durably, before the file is replaced. Repeating the call after a crash
     makes no second copy.
 
-    The policy `fail` is for callers: they do not come here.
+    Callers handle the policy `fail` themselves.
 
     Raises:
-        UnsupportedFormatError: a newer version wrote it, and it is sound: it stays as it is.
+        UnsupportedFormatError: a newer version wrote the file, and it is intact: it is left unchanged.
         OSError: the disk refused; call again.
     """
     path = progress_path(root, subscriber_id)
@@ -285,8 +285,8 @@ def recreate_damaged(
 
 
 def delete(fs: FileSystem, root: str, subscriber_id: str) -> None:
-    """Remove the files of *subscriber_id*, durably. The caller holds its lock and releases it afterwards."""
-    # The lock's own file last: until then nobody else can make the progress file anew.
+    """Remove the files of *subscriber_id*, durably. The caller must hold its lock and release it afterwards."""
+    # The lock file is last: until then no other process can create the progress file again.
     lock = f"{root}/{subscriber_lock_name(subscriber_id)}"
     others = [f"{root}/{name(subscriber_id)}" for name in (retry_set_name, report_name, skip_ledger_name)]
     remove_durably(fs, [backup_path(root, subscriber_id), progress_path(root, subscriber_id), *others, lock])
@@ -305,14 +305,14 @@ def lock_subscriber(fs: FileSystem, root: str, subscriber_id: str) -> Lock:
 
 class SubscriberFile:
     """
-    Exclusive ownership of one subscriber's progress. The lock is taken by `acquire`, not by making the object.
+    Exclusive ownership of one subscriber's progress. `acquire` takes the lock.
 
     Args:
         fs: the file system.
         root: the store's directory.
         subscriber_id: 1 to 64 of ``A-Za-z0-9_-``.
-        profile: None keeps the one the file is written in.
-        keep_backup: keep what the file said before each replacement.
+        profile: the file format; None keeps that of the file.
+        keep_backup: keep the previous version of the file at each replacement.
 
     Raises:
         UsageError: not a valid subscriber id.
@@ -331,9 +331,9 @@ class SubscriberFile:
         self.subscriber_id = subscriber_id
         self.path = progress_path(root, subscriber_id)
         self.state = SubscriberState()
-        """What is resolved. Valid once acquired; changes are durable after `save`."""
+        """The resolved bundles. Valid after `acquire`; changes are durable after `save`."""
         self.written: Progress | None = None
-        """What the file on disk says: the last progress loaded or saved."""
+        """The content of the file on disk: the last progress loaded or saved."""
         self._fs = fs
         self._root = root
         self._profile = profile
@@ -348,12 +348,12 @@ class SubscriberFile:
 
     def acquire(self) -> None:
         """
-        Take the lock and load the progress. Does nothing when it is held already.
+        Take the lock and load the progress. Does nothing if it is already held.
 
         Raises:
             DirectoryInUseError: another process, or another object of this one, owns the subscriber.
-            UnknownSubscriberError: there is no progress file.
-            CorruptionError: the progress file is not what was written. The lock is not kept.
+            UnknownSubscriberError: its progress file does not exist.
+            CorruptionError: the progress file is damaged. The lock is not kept.
             UnsupportedFormatError: a newer version wrote it. The lock is not kept.
         """
         if self._lock is not None:
@@ -376,11 +376,11 @@ class SubscriberFile:
 
     def recreate(self, policy: DamagePolicy = "restart_earliest", *, next_seq: int = 0) -> Recreated:
         """
-        After `acquire` reported damage: do what *policy* says, and own the file; see `recreate_damaged`.
+        After `acquire` reported damage: apply *policy*, and own the file; see `recreate_damaged`.
 
         Raises:
             DirectoryInUseError: another process owns the subscriber.
-            UnsupportedFormatError: a newer version wrote it, and it is sound; nothing is owned.
+            UnsupportedFormatError: a newer version wrote the file, and it is intact; nothing is owned.
             OSError: the disk refused; nothing is owned.
         """
         lock = lock_subscriber(self._fs, self._root, self.subscriber_id)
@@ -402,21 +402,21 @@ class SubscriberFile:
         return made
 
     def know(self, segments: Iterable[SegmentRef]) -> None:
-        """Say which sealed segments there are now. Entries that do not fit a segment's size are set to nothing."""
+        """Set the sealed segments that exist. Entries that do not match a segment's bundle count are cleared."""
         known = Segments(segments)
         for segment in known:
             self.state.reconcile(segment)
         self._segments = known
 
     def _known(self) -> Segments:
-        # Without them a partly resolved segment could not be told from one that is gone.
+        # Without them a partly resolved segment and a deleted one could not be distinguished.
         if self._segments is None:
             raise InvariantError("the segments must be known before progress is read or written")
         return self._segments
 
     def position(self, *, held: Collection[BundleRef] = ()) -> BundleRef:
         """
-        Return the next bundle an in-order reader must read: everything before it is resolved, or one of *held*.
+        Return the next bundle that an in-order reader must read: everything before it is resolved or in *held*.
 
         Raises:
             InvariantError: `know` was not called.
@@ -425,10 +425,11 @@ class SubscriberFile:
 
     def ack_through(self, segment: int, index: int, *, held: Collection[BundleRef] = ()) -> bool:
         """
-        Resolve everything strictly before bundle *index* of *segment* but *held*; True when that changed anything.
+        Resolve everything strictly before bundle *index* of *segment* except *held*; return whether that changed
+        anything.
 
-        Going back is not an error: what is resolved stays so. Durable after `save`. A position is believed:
-        behind the newest segment it says that the ones to come are resolved.
+        An earlier position is not an error: resolved bundles stay resolved. Durable after `save`. The position is not
+        checked: one beyond the newest segment resolves segments that do not exist yet.
 
         Raises:
             InvariantError: `know` was not called.
@@ -441,7 +442,7 @@ class SubscriberFile:
         return True
 
     def fold_drops(self, entries: Iterable[DroppedSegment]) -> dict[DropReason, int]:
-        """Resolve what policy dropped; return how many bundles that was, by reason. Durable after `save`."""
+        """Resolve the segments that policy dropped; return the bundles lost, by reason. Durable after `save`."""
         lost: Counter[DropReason] = Counter()
         for entry in entries:
             lost[entry.reason] += self.state.resolve_all(SegmentRef(entry.seq, entry.bundle_count))
@@ -449,28 +450,29 @@ class SubscriberFile:
 
     def save(self) -> bool:
         """
-        Write the state to disk if it says more than the file; durable on return. True when it was written.
+        Write the state to disk if it changed, durable on return; return whether it was written.
 
         Raises:
             InvariantError: it is not owned, or `know` was not called.
             OSError: the disk refused; the state is kept and can be saved again.
         """
         invariant(self._lock is not None, f"only the owner of subscriber {self.subscriber_id!r} may write its progress")
-        # Only over numbers that are known: a segment this process overlooked must not count as resolved.
+        # Only over known numbers: a segment that this process missed must not count as resolved.
         self.state.advance(self._known(), over_gaps=False)
         progress = self.state.to_progress(self._known(), profile=self._profile or "spec", over_gaps=False)
         return self.put(progress)
 
     def put(self, progress: Progress, *, is_rewound: bool = False) -> bool:
         """
-        Write *progress*, which an owner made from its own state; durable on return. False when the file says it.
+        Write *progress*, durable on return; return False if the file has it already.
 
         Args:
-            progress: what the file is to say.
-            is_rewound: it calls something pending that the file calls resolved.
+            progress: the new content, which the owner made from its own state.
+            is_rewound: something that is resolved in the file is pending in *progress*.
 
         Raises:
-            OSError: the disk refused; the file says what it said before, or what it should now.
+            InvariantError: the position would move back without a rewind.
+            OSError: the disk refused; the file has the old content or the new one.
         """
         if progress == self.written:
             return False
@@ -494,7 +496,7 @@ class SubscriberFile:
         return True
 
     def release(self) -> None:
-        """Let go of the subscriber, without saving. Idempotent."""
+        """Release the lock without saving. Idempotent."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -1,8 +1,8 @@
 """
-One subscriber in an open store: what it has resolved, what its progress file says, and who owns it.
+One subscriber in an open store: what it has resolved, what its progress file contains, and who owns it.
 
 A record has two states that must not be confused. The live state includes the latest acknowledgements; the durable
-state is what the progress file says. Delivery uses the live state. Deletion uses only the durable one: otherwise a
+state is the content of the progress file. Delivery uses the live state. Deletion uses only the durable one: otherwise a
 crash would bring back a subscriber that still needs what was deleted.
 
 There are two locks, always taken in this order: `SubscriberTable.files_lock` around every disk access, and
@@ -33,7 +33,7 @@ from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 __all__ = ["SubscriberLag", "SubscriberRecord", "SubscriberStatus", "SubscriberTable"]
 
 _RECENT_NS = 2_000_000_000
-"""A file that changed this recently is read again: two changes within one tick of its time stamp are not told apart."""
+"""A file that changed this recently is read again: two changes within one tick of its timestamp look the same."""
 
 _FileSignature = tuple[int, int, int]
 
@@ -116,7 +116,7 @@ class SubscriberTable:
 @dataclass(frozen=True, slots=True)
 class SubscriberLag:
     """
-    How far a subscriber is behind at one moment, in sealed bundles.
+    The lag of a subscriber at one moment, in sealed bundles.
 
     Attributes:
         pending_bundles: unresolved bundles, including claimed and deferred ones.
@@ -221,7 +221,7 @@ class SubscriberRecord:
         self.id = subscriber_id
         self.state = SubscriberState()
         self.durable: SubscriberState | None = None
-        """What the file on disk says; None if that is unknown, and then nothing may be deleted."""
+        """The content of the file on disk; None if it is unknown, and then nothing may be deleted."""
         self.file: SubscriberFile | None = None
         """Set while this process owns the subscriber."""
         self.queue: DeliveryQueue | None = None
@@ -278,7 +278,7 @@ class SubscriberRecord:
                 table.segments, profile=table.profile, over_gaps=over_gaps, dropped=table.dropped.values()
             )
         if table.audit is not None:
-            table.audit.write()  # first: the trail contains all that the progress file says
+            table.audit.write()  # first: the trail must contain everything in the progress file
         try:
             if not file.put(progress, is_rewound=is_rewound):
                 return False
@@ -327,7 +327,7 @@ class SubscriberRecord:
 
     def acquire(self) -> None:
         """
-        Take the lock and continue from what the file says.
+        Take the lock and load the state from the file.
 
         Raises:
             DirectoryInUseError: another process owns the subscriber.
@@ -442,7 +442,7 @@ class SubscriberRecord:
             start=made.start,
             skipped_bundles_max=skipped,
         )
-        # The damaged file does not tell how many of them were resolved: count the maximum.
+        # How many of them were resolved is unknown: count the maximum.
         table.count_dropped(self.id, skipped, reason="progress_damaged")
         if skipped:
             nothing = SubscriberState()
@@ -488,7 +488,7 @@ class SubscriberRecord:
         return self.durable is not None and self.durable.is_complete(segment)
 
     def lag(self) -> SubscriberLag:
-        """Return how far the subscriber is behind."""
+        """Return the lag of the subscriber."""
         bundles = size_bytes = 0
         begun_ns: int | None = None
         seqs: list[int] = []

@@ -1,17 +1,17 @@
 """
-What one subscriber has resolved, and which sealed segments there are. Pure: no I/O, no clock, no threads.
+The resolved bundles of one subscriber, and the sealed segments of a store. Pure: no I/O, no clock, no threads.
 
-A bundle is resolved when it was acknowledged or rejected; the two look the same from here on. The rule that
-gives a progress file its meaning, and that every method below keeps::
+A bundle is resolved when it was acknowledged or rejected; the state does not distinguish the two. All methods below
+keep the rule that defines a progress file::
 
     segment below oldest_incomplete, no entry    every bundle is resolved
     segment at or above it, no entry             no bundle is resolved
-    an entry, wherever it lies                   the bits say which
+    an entry, for any segment                    its bits mark the resolved bundles
 
-So an entry of a finished segment may be dropped only once everything older is finished too; then
-`oldest_incomplete` moves past it and says the same in eight bytes. And `oldest_incomplete` may never pass a
-number that a segment could still get: it stops at the next one (otherwise a segment sealed after a restart
-would look delivered before anybody saw it).
+So the entry of a finished segment may be removed only when all older segments are finished, too; then
+`oldest_incomplete` moves past it and expresses the same in eight bytes. And `oldest_incomplete` may never pass a
+number that a segment could still get: otherwise a segment sealed after a restart would appear delivered before any
+subscriber saw it.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ __all__ = [
 ]
 
 Start = Literal["latest", "earliest"] | int | datetime
-"""Where a new subscriber starts: `start_segment` says what each means."""
+"""Where a new subscriber starts; see `start_segment`."""
 
 RewindTo = Literal["earliest"] | int | datetime | BundleRef
 """The oldest segment there is, a segment number, an aware datetime, or one bundle."""
 
 ENTRY_BUNDLES_MAX = 65_536
-"""A progress entry has at most 1,024 words of 64 bits. Larger segments count as a whole or not at all."""
+"""A progress entry has at most 1,024 words of 64 bits. Larger segments are resolved completely or not at all."""
 
 SEGMENT_SEQ_MAX = 2**63 - 1
-"""No store counts this far: a progress file that names a higher segment is not sound."""
+"""No store gets this far: a progress file with a higher segment number is invalid."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -72,7 +72,7 @@ class SegmentRef:
 
     @classmethod
     def of(cls, info: SegmentInfo) -> SegmentRef:
-        """Return what is needed here of *info*."""
+        """Return the reference to the segment that *info* describes."""
         return cls(info.seq, info.bundle_count, info.ingested_max_ns, info.ingested_min_ns, info.size_bytes)
 
 
@@ -85,12 +85,12 @@ class Segments:
         self._refs: dict[int, SegmentRef] = {}
         self._order: list[int] = []
         self.next_seq = next_seq
-        """Never at or below a number that is taken. Too low costs nothing, too high would lose data."""
+        """Above all numbers in use. A value that is too low is harmless, one that is too high would lose data."""
         for ref in refs:
             self.add(ref)
 
     def add(self, ref: SegmentRef) -> None:
-        """Make *ref* known; a segment of the same number is replaced."""
+        """Add *ref*, replacing a segment with the same number."""
         if ref.seq not in self._refs:
             if self._order and ref.seq < self._order[-1]:
                 insort(self._order, ref.seq)
@@ -100,12 +100,12 @@ class Segments:
         self.next_seq = max(self.next_seq, ref.seq + 1)
 
     def discard(self, seq: int) -> None:
-        """Forget segment *seq*: its file is gone."""
+        """Remove segment *seq*, whose file was deleted."""
         if self._refs.pop(seq, None) is not None:
             del self._order[bisect_left(self._order, seq)]
 
     def get(self, seq: int) -> SegmentRef | None:
-        """Return segment *seq*, or None when there is none."""
+        """Return segment *seq*, or None if it does not exist."""
         return self._refs.get(seq)
 
     def at_or_after(self, seq: int) -> SegmentRef | None:
@@ -114,12 +114,12 @@ class Segments:
         return self._refs[self._order[index]] if index < len(self._order) else None
 
     def between(self, first: int, last: int | None = None) -> list[SegmentRef]:
-        """Return the segments numbered *first* to *last*, both included, ascending; without *last* to the end."""
+        """Return the segments from *first* to *last* inclusive, ascending; without *last*, all from *first* on."""
         end = len(self._order) if last is None else bisect_right(self._order, last)
         return [self._refs[seq] for seq in self._order[bisect_left(self._order, first) : end]]
 
     def missing(self, first: int) -> tuple[range, ...]:
-        """Return the numbers from *first* up to the next one that have no segment, as ascending ranges."""
+        """Return the numbers from *first* up to `next_seq` that have no segment, as ascending ranges."""
         gaps: list[range] = []
         for seq in (*(segment.seq for segment in self.between(first)), self.next_seq):
             if seq > first:
@@ -161,7 +161,7 @@ class _Marks:
 
 
 class SubscriberState:
-    """What one subscriber has resolved. One owner at a time; not thread-safe."""
+    """The resolved bundles of one subscriber. One owner at a time; not thread-safe."""
 
     __slots__ = ("_entries", "oldest_incomplete")
 
@@ -186,19 +186,19 @@ class SubscriberState:
         dropped: Iterable[SegmentRef] = (),
     ) -> Progress:
         """
-        Return what belongs in the progress file.
+        Return the content of the progress file.
 
-        `spec` writes the segments that are not finished, and finished ones only while something older is not.
-        `otap` adds a full entry for each finished segment that exists, since its other reader goes by the entries
-        alone, and writes 0 for "nothing is incomplete".
+        `spec` writes entries for unfinished segments, and for finished ones only while an older one is unfinished.
+        `otap` adds a full entry for each finished segment that exists, because its other reader uses the entries
+        alone, and writes 0 if nothing is incomplete.
 
         Args:
-            segments: those that exist.
-            profile: which of the two.
-            over_gaps: *segments* is complete, as for `advance`. Without it `otap` keeps the number, because a
-                finished segment that is not in *segments* has only that to say so.
-            dropped: segments that policy gave up and that the drop ledger still names. Under `otap` they keep an entry
-                that says that they are resolved: without it the loss would be counted again after each restart.
+            segments: the segments that exist.
+            profile: the file format.
+            over_gaps: *segments* is complete, as for `advance`. Otherwise `otap` keeps the number, because nothing
+                else marks a finished segment that is not in *segments*.
+            dropped: segments that policy dropped and that the drop ledger still lists. Under `otap` they keep a full
+                entry: without it the loss would be counted again after each restart.
         """
         entries = {
             seq: SegmentProgress(marks.bundle_count, marks.bitmap)
@@ -224,19 +224,19 @@ class SubscriberState:
 
     @property
     def named_max(self) -> int:
-        """The highest segment number this state speaks of, -1 when none: new segments must lie above it."""
+        """The highest segment number in this state, -1 if there is none: new segments must lie above it."""
         return max(self.oldest_incomplete - 1, max(self._entries, default=-1))
 
     def mentions(self, seq: int) -> bool:
-        """Say whether forgetting segment *seq* changes what the progress file should say."""
+        """Return whether removing segment *seq* changes the content of the progress file."""
         return seq in self._entries or seq >= self.oldest_incomplete
 
     def reconcile(self, segment: SegmentRef) -> bool:
         """
-        Check the entry of *segment* against its true bundle count; True when they differed.
+        Check the entry of *segment* against its actual bundle count; return whether they differed.
 
-        A number that was used twice would make another segment's bundles look delivered, so an entry that
-        does not fit counts for nothing: its bundles are delivered again rather than skipped.
+        If a number were used twice, the bundles of another segment would appear delivered. So an entry that does not
+        match is cleared: its bundles are delivered again rather than skipped.
         """
         marks = self._entries.get(segment.seq)
         if marks is None or marks.bundle_count == segment.bundle_count:
@@ -246,7 +246,7 @@ class SubscriberState:
 
     def resolve(self, ref: BundleRef, bundle_count: int) -> bool:
         """
-        Mark *ref*, of a segment with *bundle_count* bundles, as resolved; False when it already was.
+        Mark *ref*, of a segment with *bundle_count* bundles, as resolved; return False if it already was.
 
         Raises:
             BundleUnavailableError: the segment has no such bundle.
@@ -267,7 +267,7 @@ class SubscriberState:
         return True
 
     def resolve_all(self, segment: SegmentRef) -> int:
-        """Mark every bundle of *segment*, which may be gone already, as resolved; return how many were not."""
+        """Mark every bundle of *segment*, which may be deleted already, as resolved; return how many were not."""
         marks = self._entries.get(segment.seq)
         if marks is None:
             if segment.seq < self.oldest_incomplete:
@@ -279,7 +279,7 @@ class SubscriberState:
         return segment.bundle_count - resolved
 
     def is_resolved(self, ref: BundleRef) -> bool:
-        """Say whether *ref* is resolved."""
+        """Return whether *ref* is resolved."""
         marks = self._entries.get(ref.segment)
         return ref.segment < self.oldest_incomplete if marks is None else ref.index in marks
 
@@ -292,7 +292,7 @@ class SubscriberState:
         return everything & ~marks.bitmap
 
     def is_complete(self, segment: SegmentRef) -> bool:
-        """Say whether every bundle of *segment* is resolved."""
+        """Return whether every bundle of *segment* is resolved."""
         marks = self._entries.get(segment.seq)
         if marks is None:
             return segment.seq < self.oldest_incomplete or segment.bundle_count == 0
@@ -333,20 +333,20 @@ class SubscriberState:
 
     def advance(self, segments: Segments, *, over_gaps: bool = True) -> None:
         """
-        Move `oldest_incomplete` to the oldest segment that is not finished, or to the next number if all are.
+        Move `oldest_incomplete` to the oldest unfinished segment, or to the next number if all are finished.
 
-        Entries that say nothing any more go: finished ones below it, and those of segments that are gone.
-        `oldest_incomplete` never moves back: what lies below it without an entry would come undone.
+        Entries without information are removed: finished ones below it, and those of deleted segments.
+        `oldest_incomplete` never moves back: segments below it without an entry would become unresolved.
 
         Args:
-            segments: those that exist.
-            over_gaps: *segments* is complete, so a missing number is a segment that is gone. Without it
-                `oldest_incomplete` stops at the first number that is missing and has no full entry.
+            segments: the segments that exist.
+            over_gaps: *segments* is complete, so a missing number is a deleted segment. Otherwise
+                `oldest_incomplete` stops at the first missing number without a full entry.
         """
         segment = segments.at_or_after(self.oldest_incomplete)
         while True:
             if segment is None or segment.seq != self.oldest_incomplete:
-                # Dropped by policy: the entry outlives the segment until everybody has it.
+                # Dropped by policy: the entry outlives the segment until all subscribers have resolved it.
                 marks = self._entries.get(self.oldest_incomplete)
                 if marks is not None and marks.is_full:
                     self.oldest_incomplete += 1
@@ -370,9 +370,9 @@ class SubscriberState:
 
     def position(self, segments: Segments, *, held: Collection[BundleRef] = ()) -> BundleRef:
         """
-        Return the first bundle that is not resolved, which is where an in-order reader goes on.
+        Return the first unresolved bundle, which is where an in-order reader continues.
 
-        Everything strictly before it is resolved, or one of *held*. When nothing is left: index 0 of the next segment.
+        Everything strictly before it is resolved or in *held*. If nothing is left: index 0 of the next segment.
         """
         masks = _masks(held)
         below = (segments.get(seq) for seq in sorted(seq for seq in self._entries if seq < self.oldest_incomplete))
@@ -390,14 +390,14 @@ class SubscriberState:
         return BundleRef(max(self.oldest_incomplete, segments.next_seq), 0)
 
     def acked_through(self, position: BundleRef, segments: Segments, *, held: Collection[BundleRef] = ()) -> bool:
-        """Say whether everything strictly before *position* is resolved, or one of *held*."""
+        """Return whether everything strictly before *position* is resolved or in *held*."""
         return self.position(segments, held=held) >= position
 
     def resolve_through(self, position: BundleRef, segments: Segments, *, held: Collection[BundleRef] = ()) -> None:
         """
-        Mark everything strictly before *position* as resolved, but for *held*. Nothing is ever unmarked.
+        Mark everything strictly before *position* as resolved, except *held*. Nothing is ever unmarked.
 
-        A position behind the last bundle of a segment is the same as index 0 of the next.
+        A position after the last bundle of a segment is the same as index 0 of the next.
         """
         position, kept = self._kept(position, segments, held)
         for seq in [seq for seq in self._entries if seq < position.segment]:
@@ -412,13 +412,13 @@ class SubscriberState:
     def _kept(
         self, position: BundleRef, segments: Segments, held: Collection[BundleRef]
     ) -> tuple[BundleRef, dict[int, _Marks]]:
-        """Return the entries that keep those of *held* pending which are, and how far may be resolved beside them."""
+        """Return the entries that keep *held* pending, and the position up to which all others may be resolved."""
         kept: dict[int, _Marks] = {}
         waiting = (ref for ref in held if ref < position and not self.is_resolved(ref))
         for seq, mask in sorted(_masks(waiting).items()):
             marks, segment = self._entries.get(seq), segments.get(seq)
             if marks is None and segment is None:
-                # How many bundles it has is not known, so there is no entry to be made: nothing behind it is resolved.
+                # Its bundle count is unknown, so it cannot have an entry: nothing after it may be resolved.
                 return BundleRef(seq, 0), kept
             count = segment.bundle_count if segment is not None else marks.bundle_count if marks is not None else 0
             done = (1 << count) - 1
@@ -429,10 +429,10 @@ class SubscriberState:
 
     def rewind(self, to: BundleRef, segments: Segments) -> int:
         """
-        Unmark *to* and everything behind it that exists; return how many bundles that brings back.
+        Unmark *to* and all later bundles that exist; return how many are pending again.
 
-        The one way back: what lay before *to* stays as it was, resolved or not. Entries of segments that are gone
-        stay, too. *segments* is complete, as for `advance`, and what is saved next goes by that.
+        This is the only way back. Bundles before *to* and entries of deleted segments are not changed. *segments* must
+        be complete, as for `advance`, also for the next save.
         """
         behind = segments.between(to.segment)
         pending = sum(map(self.pending_in, behind))
@@ -456,7 +456,7 @@ class SubscriberState:
 
 
 def _masks(refs: Iterable[BundleRef]) -> dict[int, int]:
-    """Return for each segment a number with bit n set for its bundle n, as far as *refs* has it."""
+    """Return a bit mask for each segment of *refs*: bit n is set for bundle n."""
     masks: dict[int, int] = {}
     for segment, index in refs:
         masks[segment] = masks.get(segment, 0) | 1 << index
@@ -472,13 +472,13 @@ def start_segment(start: Start, segments: Segments) -> int:
     Return the segment number a new subscriber starts at.
 
     Args:
-        start: "latest", the number the next sealed segment will get; "earliest", the oldest segment that
-            exists (the next number if there is none); a segment number; or an aware datetime, the first
-            segment that holds a bundle ingested at or after it.
-        segments: those that exist.
+        start: "latest", the number of the next sealed segment; "earliest", the oldest segment that exists (the next
+            number if there is none); a segment number; or an aware datetime, the first segment with a bundle ingested
+            at or after it.
+        segments: the segments that exist.
 
     Raises:
-        UsageError: no such segment can exist yet, or the datetime has no time zone.
+        UsageError: the segment cannot exist yet, or the datetime has no time zone.
     """
     if isinstance(start, datetime):
         return _segment_at(start, segments)
@@ -499,7 +499,7 @@ def instant_ns(moment: datetime) -> int:
     Return nanoseconds since the Unix epoch.
 
     Raises:
-        UsageError: it has no time zone.
+        UsageError: *moment* has no time zone.
     """
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise UsageError(f"start={moment.isoformat()} has no time zone; write for example datetime.now(timezone.utc)")
@@ -510,7 +510,7 @@ def instant_ns(moment: datetime) -> int:
 def _segment_at(start: datetime, segments: Segments) -> int:
     start_ns = instant_ns(start)
     for segment in segments:
-        # An unknown time is taken for a match: delivering more is right, delivering less is not.
+        # An unknown time counts as a match: delivering too much is harmless, delivering too little is not.
         if segment.ingested_max_ns is None or segment.ingested_max_ns >= start_ns:
             return segment.seq
     return segments.next_seq
@@ -519,13 +519,13 @@ def _segment_at(start: datetime, segments: Segments) -> int:
 @dataclass(frozen=True, slots=True)
 class Rewound:
     """
-    What a rewind did.
+    The result of a rewind.
 
     Attributes:
-        position: from this bundle on everything that exists is pending.
-        bundles: how many bundles that brought back: they were resolved and are not any more.
-        missing: segment numbers from there on that have no segment: deleted, dropped, or never used. For a time,
-            also all numbers before the oldest segment, when that was begun later.
+        position: this bundle and all later ones that exist are pending.
+        bundles: how many of them were resolved before.
+        missing: later segment numbers that have no segment: deleted, dropped, or never used. If the rewind was to a
+            time, and the oldest segment begins after it, also all numbers before that segment.
     """
 
     position: BundleRef
@@ -535,10 +535,10 @@ class Rewound:
 
 def rewind_position(to: RewindTo, segments: Segments) -> tuple[BundleRef, tuple[range, ...]]:
     """
-    Return the bundle that *to* means, and the segment numbers from there on that have no segment.
+    Return the bundle that *to* refers to, and the later segment numbers that have no segment.
 
     Raises:
-        UsageError: *to* means nothing, or a place that the store has not reached.
+        UsageError: *to* is invalid, or beyond the end of the store.
     """
     if isinstance(to, BundleRef):
         first = start_segment(to.segment, segments)

@@ -1,4 +1,4 @@
-"""What users call: `Subscriber`, and the methods of `Store` that concern its subscribers."""
+"""The public API: `Subscriber`, and the methods of `Store` that concern its subscribers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Subscriber:
 
     def claim(self, ref: BundleRef) -> BundleHandle:
         """
-        Claim one bundle by its reference, whatever the order; a deferred one even before its time.
+        Claim one bundle by its reference in any order; a deferred one even before its time.
 
         Raises:
             BundleUnavailableError: the bundle does not exist, or is resolved or claimed.
@@ -120,8 +120,8 @@ class Subscriber:
         """
         Deliver resolved bundles again: *to* and every later bundle that still exists. Durable on return.
 
-        Bundles before *to* are not changed, pending or not. Bundles that are claimed or deferred stay so. Nothing is
-        skipped, whatever *to* is.
+        Bundles before *to* are not changed, pending or not. Claimed and deferred bundles stay so. No bundle is ever
+        skipped.
 
         Args:
             to: "earliest", a segment number, an aware datetime (the first segment with a bundle ingested at or after
@@ -143,7 +143,7 @@ class Subscriber:
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────
 
     def lag(self) -> SubscriberLag:
-        """Return how far this subscriber is behind: pending bundles, their segments, bytes and age."""
+        """Return the lag of this subscriber: pending bundles, their segments, bytes and age."""
         return self._subscribers.lag(self.id)
 
     def pending_bundle_count(self) -> int:
@@ -271,7 +271,7 @@ class SubscriberCalls:
 
     def lag(self, subscriber_id: str) -> SubscriberLag:
         """
-        Return how far a subscriber is behind: pending bundles, their segments, bytes and age.
+        Return the lag of a subscriber: pending bundles, their segments, bytes and age.
 
         For a subscriber of another process, as of the last maintenance pass.
 

@@ -3,7 +3,7 @@ All subscribers of one open store: registered, found at open or while it is open
 
 A subscriber is owned by this process, which then holds its lock and is the only one to write its progress file, or by
 another process, whose file `refresh` reads again when it changed. Every subscriber with a progress file counts for
-deletion, even if nobody has registered it since the store was opened. When the registration phase has ended, such a
+deletion, even if it was not registered since the store was opened. When the registration phase has ended, such a
 subscriber is an orphan: it is reported, and keeps its data until it is dropped.
 """
 
@@ -230,7 +230,7 @@ class Subscribers:
         """
         Return whether every subscriber has resolved all of segment *seq*, according to its file on disk.
 
-        False without subscribers: nobody has seen the data.
+        False without subscribers: the data has not been read.
         """
         with self._condition:
             return self._is_complete(SegmentRef(seq, bundle_count))
@@ -301,7 +301,7 @@ class Subscribers:
         return [one for one in found if not is_held(self.table.fs, self._lock_path(one.id))]
 
     def lag(self, subscriber_id: str) -> SubscriberLag:
-        """Return how far a subscriber is behind; see `SubscriberCalls.lag`."""
+        """Return the lag of a subscriber; see `SubscriberCalls.lag`."""
         with self._condition:
             return self.table.find(subscriber_id).lag()
 
@@ -336,15 +336,15 @@ class Subscribers:
         Register a subscriber; see `SubscriberCalls.register`.
 
         Raises:
-            DirectoryInUseError: another process is creating it. A process that only owns it is no obstacle. Or a
-                process that deletes in a core's directory hangs.
+            DirectoryInUseError: another process is creating it. A process that only owns it does not
+                matter. Or a process that deletes in a core's directory hangs.
             OSError: the progress file could not be written.
         """
         table = self.table
         with table.condition:
-            table.require_open()  # the locks below are in the directory, which may be gone or another store's by now
+            table.require_open()  # the locks below are in the directory, which may have been moved or replaced
         self.require_place()
-        # What the others have resolved must not be deleted before this subscriber has its start.
+        # Segments that the others have resolved must not be deleted before this subscriber is registered.
         with self._deleting:
             check_subscriber_id(subscriber_id)
             chosen = check_order(order)
@@ -418,7 +418,7 @@ class Subscribers:
         table = self.table
         back = 0
         with self._condition:
-            table.require_open()  # the locks below are in the directory, which may be gone or another store's by now
+            table.require_open()  # the locks below are in the directory, which may have been moved or replaced
         self.require_place()
         # The old progress must not lead to the deletion of bundles that are promised again.
         with self._deleting, self._files_lock:
