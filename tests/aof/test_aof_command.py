@@ -128,7 +128,7 @@ def test_tail_says_what_is_lost(root):
     assert "3 records from" in gone
     assert f"records from {2 << 32 | 64} on are lost" in damaged
     paths[0].unlink()
-    assert "is not there; the log goes on with record" in run("tail", root, "--log", "orders", "--from", first, code=2)
+    assert "is missing; the log continues with record" in run("tail", root, "--log", "orders", "--from", first, code=2)
 
 
 def test_a_payload_moves_no_cursor(tmp_path):
@@ -170,7 +170,7 @@ def test_evict_and_hydrate(root):
     packed.write_bytes(data)
     assert "DAMAGED" in run("verify", root, code=1)
     packed.unlink()
-    assert "the only copy of a segment is not there" in run("verify", root, "--json", code=1)
+    assert "the only copy of a segment is missing" in run("verify", root, "--json", code=1)
 
 
 def test_what_waits_beside_a_live_writer(tmp_path):

@@ -3,7 +3,7 @@ One append-only log, as programs hold it. `AofManager` opens it.
 
 An append returns the id of the record: it is written, every reader sees it, and the death of the process cannot lose
 it. A power loss can, until the record is durable: `flush_until` makes it so, or the log itself within the flush
-interval. An append that raises wrote nothing. There is no third outcome.
+interval. An append that raises wrote nothing. No other outcome is possible.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Aof(LogWriting, LogReading):
         """
         Release the records before *record_id*: segments that end before it leave the log soon.
 
-        They leave as `retention.action` says. The release is not stored: after opening the log, call this again.
+        They leave by the action of `retention`. The release is not stored: after opening the log, call this again.
 
         Raises:
             UsageError: the log's settings do not have `compaction="head_trim"`.

@@ -252,7 +252,7 @@ class Maintenance:
         Make the missing spares: at least one while no segment is active.
 
         Raises:
-            OSError: there is no space, or the disk failed; try again.
+            OSError: the disk is full or failed; try again.
         """
         refused: OSError | None = None
         while self._tail.refusal is None:
@@ -264,7 +264,7 @@ class Maintenance:
             except OSError as error:
                 if not is_full_disk(error) or refused is not None or not need:
                     raise
-                refused = error  # there is no space for a large record, but there may be for smaller ones
+                refused = error  # the disk lacks space for a large record, perhaps not for smaller ones
                 self._tail.refuse_need(need)
         if refused is not None:
             raise refused
@@ -274,7 +274,7 @@ class Maintenance:
         Return a spare with space for *need* bytes: of the preferred size, or the largest for which the disk has space.
 
         Raises:
-            OSError: there is no space for the smallest one, or the disk failed.
+            OSError: the disk has no space for the smallest one, or failed.
         """
         sizing = self._tail.sizing
         smallest = sizing.smallest(need, OVERHEAD_BYTES)
@@ -378,7 +378,7 @@ class Maintenance:
 
         Raises:
             CorruptionError: a segment is damaged; it stays.
-            OSError: there is no space, or the disk failed; try again.
+            OSError: the disk is full or failed; try again.
         """
         if not self.packages or self._tail.refusal is not None:
             return

@@ -107,7 +107,7 @@ class AofManager:
             compaction: returns whether a cold segment is no longer needed, for logs with `compaction="head_trim"`.
 
         Raises:
-            UsageError: there is no path, or *config* is not an `AofConfig`.
+            UsageError: *path* is empty, or *config* is not an `AofConfig`.
             DirectoryInUseError: another process has the directory open.
             OSError: the disk failed.
         """

@@ -513,7 +513,7 @@ class _Recovery:
         except OSError as error:
             if not is_full_disk(error) or not records.record_count:
                 raise
-            return False  # there is no space to continue in it: it is sealed, and a later segment follows
+            return False  # the disk has no space to continue in it: it is sealed, and a later segment follows
         return True
 
     def _seal(self, file: File, header: SegmentHeader, records: RecordScan) -> SegmentFooter:

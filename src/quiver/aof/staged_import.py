@@ -15,7 +15,7 @@ Import of batches that Spark sinks staged and committed. Only the owner of the l
 
 The owner is the process that has the log open. It imports when it opens the log, once a second, and when it closes it.
 
-Records have no mark that tells those of a batch from others. But there are no other appends between b and d, and a
+Records have no mark of their batch. But there are no other appends between b and d, and a
 crash leaves a prefix of what was appended to a segment. So the difference between the log's record count and the one in
 the note is the number of imported records of the step. If a step fails after b, the log stays held until the step is
 done or the log is opened again.

@@ -119,7 +119,7 @@ def test_a_follower_is_told_what_retention_took(config):
         # What it holds of the segment that it was in is read to its end.
         seen = []
         with pytest.raises(
-            DataLossError, match=rf"records from \d+ on are lost .*; the reader goes on at {first_id(log)}"
+            DataLossError, match=rf"records from \d+ on are lost .*; the reader continues at {first_id(log)}"
         ):
             while True:
                 seen.append(int(follower.next(0).payload))
@@ -149,7 +149,7 @@ def test_a_reader_crosses_a_segment_that_is_gone_by_an_error():
             found, (error,) = read(log.open_reader())
             assert found == written[:3] + written[6:]
             assert "3 records from" in str(error)
-            assert f"the reader goes on at {2 << 32 | HEADER_BYTES}" in str(error)
+            assert f"the reader continues at {2 << 32 | HEADER_BYTES}" in str(error)
         for reader in (log.open_reader(on_lost="skip"), Reader(beside(fs), 0, on_lost="skip")):
             assert all_of(reader) == (written[:3] + written[6:], [])
             assert reader.lost == [(first, behind)]
@@ -188,7 +188,7 @@ def test_a_record_that_expired_is_unknown():
             for wrong in (expired, expired + 30, 1 << 32, 1 << 32 | 4000):
                 reader = opens(wrong)
                 for _ in range(2):
-                    with pytest.raises(UnknownRecordError, match="is not there; the log goes on with record"):
+                    with pytest.raises(UnknownRecordError, match="is missing; the log continues with record"):
                         list(reader)
                 with pytest.raises(UnknownRecordError):
                     list(reader.runs())
@@ -313,7 +313,7 @@ def test_a_page_of_zeros_or_junk_costs_the_records_in_it():
             found, (error,) = all_of(manager.log("orders").open_reader())
             assert found == records[: hit[0]] + records[hit[-1] + 1 :]
             assert f"{len(hit)} records from {ids[hit[0]]} on are lost" in str(error)
-            assert f"the reader goes on at {ids[hit[-1] + 1]}" in str(error)
+            assert f"the reader continues at {ids[hit[-1] + 1]}" in str(error)
             assert observer.counts[("aof_records_lost_total", (("kind", "damaged"),))] == len(hit)
 
 

@@ -250,7 +250,7 @@ def test_retired_segments_are_a_loss_only_when_they_were_not_read(log):
     other = lenient.streamReader(schema=made.schema())
     last = other.latestOffset(end, ReadMaxBytes(1 << 30))
     assert len(rows_of(other, other.partitions(end, last), made.schema())) == 3
-    with pytest.raises(DataLossError, match="are gone; the log goes on with record"):
+    with pytest.raises(DataLossError, match="are gone; the log continues with record"):
         read(log.source(startingOffsets=list(log.written)[1]))
 
 

@@ -157,7 +157,7 @@ class Segment:
                 crc64 = crc64_nvme(payload, crc64)
                 start = end
         except BaseException:
-            # Complete records may be stored by now, but the caller gets an error that says nothing was written.
+            # Complete records may be stored by now, but the error means that nothing was written.
             self.zero(self.size, end)
             raise
         self.crc64 = crc64
@@ -250,7 +250,7 @@ def allocate(fs: FileSystem, path: str, size: int) -> Segment:
     Create a spare of *size* bytes at *path*, with its blocks allocated and zero. Its name becomes durable on first use.
 
     Raises:
-        OSError: there is no space, or the disk failed. The file is removed, as far as the disk allows.
+        OSError: the disk is full or failed. The file is removed, as far as the disk allows.
     """
     file = fs.create(path)
     try:

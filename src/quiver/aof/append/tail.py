@@ -175,7 +175,7 @@ class Tail(SegmentQueue):
         return ids
 
     def _admit(self, need: int, *, held: bool = False) -> Segment:
-        """Return a segment with space for *need* bytes, including heads, or raise the reason that there is none."""
+        """Return a segment with space for *need* bytes, including heads, or raise the reason for having none."""
         if self.refusal is not None:
             raise self.refusal()
         if need <= RECORD_HEAD_BYTES:

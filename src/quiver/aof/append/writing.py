@@ -150,7 +150,7 @@ class LogWriting:
 
         Raises:
             NotDurableError: *timeout* passed, or syncs failed. The record is written: never append it again.
-            UnknownRecordError: there is no such record.
+            UnknownRecordError: no such record exists.
             StoreClosedError: the log was closed, so it is unknown whether it has the record.
             StoreFailedError: written bytes were lost.
         """
@@ -176,7 +176,7 @@ class LogWriting:
 
         Raises:
             NotDurableError: *timeout* passed. The record is written and its upload continues: never append it again.
-            UnknownRecordError: there is no such record, or retention removed it.
+            UnknownRecordError: no such record exists, or retention removed it.
             CorruptionError: its segment is damaged on the disk and is not uploaded.
             UsageError: the log has no object store.
             StoreClosedError, StoreFailedError: nothing more will be uploaded.

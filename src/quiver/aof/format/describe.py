@@ -1,4 +1,4 @@
-"""A file of a log told to people: what it is, what it holds, what is wrong with it. Bytes only; never raises."""
+"""Human-readable descriptions of the files of a log: kind, content and problems. Bytes only; never raises."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ ROWS_MAX = 1000
 
 def describe_log_file(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Description:
     """
-    Say what the file *name* with the contents *data* is and holds. Never raises, whatever the bytes are.
+    Describe the file *name* with the content *data*. Never raises, for any bytes.
 
-    *rows_max* bounds the rows of each table; counts in `fields` always cover the whole file.
+    *rows_max* limits the rows of each table; counts in `fields` always cover the complete file.
     """
     view = data.cast("B")
     kind = kind_of(name, view)
     found = Description(name, kind, len(view))
     if kind == "unknown":
-        found.problems.append(Problem(0, "neither the magic nor the name is that of a file of an append-only log"))
+        found.problems.append(Problem(0, "neither the magic nor the name belongs to a file of an append-only log"))
     else:
         _DESCRIBERS[kind](found, view, rows_max)
         found.problems.sort(key=lambda problem: problem.offset)
@@ -57,7 +57,7 @@ def describe_log_file(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) 
 
 
 def kind_of(name: str, view: memoryview) -> str:
-    """Return the kind of the file *name*, or "unknown". Only the first bytes of *view* are looked at."""
+    """Return the kind of the file *name*, or "unknown". Reads only the first bytes of *view*."""
     head = bytes(view[:8])
     if head == CHUNK_MAGIC.to_bytes(8, "little"):
         return "aof manifest"
@@ -97,7 +97,7 @@ def _describe_segment(to: Description, view: memoryview, rows_max: int) -> None:
         sealed = end is not None
         to.problems.append(Problem(scan.damage.offset, scan.damage.reason, "damage" if sealed else "warning"))
     elif end is not None and scan.end != end:
-        to.problems.append(Problem(scan.end, f"the records end here, the footer says at {end}"))
+        to.problems.append(Problem(scan.end, f"the records end here, according to the footer at {end}"))
     rows: list[dict[str, Any]] = []
     for entry in entries(view, HEADER_BYTES, scan.end):
         if not isinstance(entry, RecordEntry) or len(rows) == rows_max:
@@ -111,7 +111,7 @@ def _describe_segment(to: Description, view: memoryview, rows_max: int) -> None:
 
 
 def _describe_footer(to: Description, view: memoryview, header: SegmentHeader) -> int | None:
-    """Return the offset at which the footer has the records end; None when the segment is not sealed."""
+    """Return the end of the records according to the footer; None when the segment is not sealed."""
     at = header.max_size - FOOTER_BYTES
     if len(view) < header.max_size:
         to.problems.append(
@@ -169,10 +169,10 @@ def _describe_manifest(to: Description, view: memoryview, rows_max: int) -> None
     if header is None:
         return
     to.fields = {name: getattr(header, name) for name in header.__slots__} | {"sealed": header.sealed}
-    whole = to.accept(decode_chunk(view))
-    if whole is None:
+    chunk = to.accept(decode_chunk(view))
+    if chunk is None:
         return
-    records = whole[1]
+    records = chunk[1]
     to.fields["records"] = len(records)
     to.tables["records"] = [
         {

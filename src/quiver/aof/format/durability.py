@@ -2,8 +2,8 @@
 The durability snapshot: how far each unsealed segment was synced when it was written. JSON text, values in and out.
 
 A compact array of ``{"segment_id":0,"requested_bytes":1024,"durable_bytes":1024}``; bytes count from the beginning of
-the segment's file. It lags behind: at least this much was durable. So two things follow at recovery, and nothing else:
-what lies before `durable_bytes` need not be written again, and where it does not parse it is damage, not a torn tail.
+the segment's file. It may be outdated: at least this much was durable. Recovery concludes two things from it: the bytes
+before `durable_bytes` need not be rewritten, and if they do not parse, they are damaged and not a torn tail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEYS = ("segment_id", "requested_bytes", "durable_bytes")
 
 @dataclass(frozen=True, slots=True)
 class SegmentDurability:
-    """One segment: bytes that a flush was asked for, and bytes that were synced."""
+    """One segment: bytes for which a flush was requested, and bytes that were synced."""
 
     segment_id: int
     requested_bytes: int
@@ -36,18 +36,20 @@ def encode_durability(segments: Iterable[SegmentDurability]) -> bytes:
 
 
 def decode_durability(view: memoryview) -> Answer[tuple[SegmentDurability, ...]]:
-    """Decode a whole snapshot file."""
+    """Decode a complete snapshot file."""
     try:
         rows = json.loads(bytes(view))
     except (ValueError, RecursionError):
-        return Damage(0, "not a durability snapshot: it is no JSON text")
+        return Damage(0, "not a durability snapshot: it is not JSON text")
     if not isinstance(rows, list):
-        return Damage(0, "not a durability snapshot: it is no array")
+        return Damage(0, "not a durability snapshot: it is not an array")
     found = []
     for row in rows:
         values = [row.get(key) for key in _KEYS] if isinstance(row, dict) else []
         numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool) and value >= 0]
         if len(numbers) != len(_KEYS) or numbers[2] > numbers[1]:
-            return Damage(0, "not a durability snapshot: an entry lacks a number, or more is durable than asked for")
+            return Damage(
+                0, "not a durability snapshot: an entry lacks a number, or has more durable bytes than requested ones"
+            )
         found.append(SegmentDurability(*numbers))
     return Frame(tuple(found), len(view))

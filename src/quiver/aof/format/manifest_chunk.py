@@ -1,5 +1,5 @@
 """
-A chunk of the MAN1 manifest log: header, checksum over all committed bytes, records one behind the other. Bytes only.
+A chunk of the MAN1 manifest log: header, checksum of all committed bytes, and records. Bytes only.
 
 ::
 
@@ -9,8 +9,8 @@ A chunk of the MAN1 manifest log: header, checksum over all committed bytes, rec
     16  u64  flags          bit 0: sealed, nothing more is appended
     24  u64  chunk_index    as in the file's name
     32  u64  base_record    records in the chunks before
-    40  u64  tail_offset    behind the last record that was appended
-    48  u64  committed_len  behind the last record that counts
+    40  u64  tail_offset    the end of the last appended record
+    48  u64  committed_len  the end of the last committed record
     56  u64  chunk_crc64    CRC-64/NVME of the bytes from 64 to committed_len; 0 when there are none
     64       records
 """
@@ -46,7 +46,7 @@ FLAG_SEALED = 1
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """What a chunk says of itself."""
+    """The header of a chunk."""
 
     chunk_index: int
     base_record: int
@@ -57,7 +57,7 @@ class ChunkHeader:
 
     @property
     def sealed(self) -> bool:
-        """Whether nothing more is appended to it."""
+        """Whether the chunk is complete."""
         return bool(self.flags & FLAG_SEALED)
 
 
@@ -70,7 +70,7 @@ def encode_chunk_header(header: ChunkHeader) -> bytes:
 
 
 def decode_chunk_header(view: memoryview) -> Answer[ChunkHeader]:
-    """Decode the header that *view* starts with. What it covers is not checked."""
+    """Decode the header that *view* starts with. Its checksum is not verified."""
     if not CHUNK_MAGIC.to_bytes(8, "little").startswith(bytes(view[:8])):
         return Damage(0, "not a manifest chunk: the magic does not match")
     if len(view) < CHUNK_HEADER_BYTES:
@@ -86,10 +86,7 @@ def decode_chunk_header(view: memoryview) -> Answer[ChunkHeader]:
 
 
 def decode_chunk(view: memoryview) -> Answer[tuple[ChunkHeader, Sequence[ManifestRecord]]]:
-    """
-    Decode a whole chunk and all its committed records. What lies behind them was never committed and is not looked
-    at.
-    """
+    """Decode a complete chunk and all its committed records. Bytes after them were never committed and are ignored."""
     answer = decode_chunk_header(view)
     if not isinstance(answer, Frame):
         return answer
@@ -104,7 +101,7 @@ def decode_chunk(view: memoryview) -> Answer[tuple[ChunkHeader, Sequence[Manifes
     while offset < header.committed_len:
         found = decode_manifest_record(body, offset)
         if isinstance(found, NeedMore):
-            return Damage(offset, "the last manifest record goes on behind what was committed")
+            return Damage(offset, "the last manifest record extends past the committed bytes")
         if isinstance(found, Damage):
             return found
         records.append(found.value)

@@ -12,7 +12,7 @@ One record of the MAN1 manifest log, and the payload of each kind. Bytes only.
     32  u64  payload_crc64   CRC-64/NVME of the payload; 0: not checked
     40       payload
 
-A record of a kind that is not known here is passed over by its length: its payload stays bytes.
+A record of an unknown kind is skipped by its length: its payload stays bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Fields = tuple[int | str | bytes | None, ...]
 
 
 class Event(IntEnum):
-    """What a record says. The layout of each payload stands in `LAYOUTS`."""
+    """The kind of a record. `LAYOUTS` has the layout of each payload."""
 
     SEGMENT_OPENED = 0
     SEAL_SEGMENT = 1
@@ -76,7 +76,7 @@ LAYOUTS: dict[Event, str] = {
     Event.COMPRESSION_FAILED: "I",  # reason
     Event.UPLOAD_STARTED: "s",  # key
     Event.UPLOAD_DONE: "so",  # key, etag or None
-    Event.UPLOAD_FAILED: "rs",  # reason, key: the key's length stands before both
+    Event.UPLOAD_FAILED: "rs",  # reason, key: the key's length precedes both
     Event.TIER2_DELETE_QUEUED: "s",  # key
     Event.TIER2_DELETED: "s",  # key
     Event.HYDRATION_STARTED: "Q",  # source_tier
@@ -89,13 +89,13 @@ LAYOUTS: dict[Event, str] = {
 }
 """
 Per kind: a number by its `struct` code, ``s`` a text with a u16 length, ``o`` the same or nothing, ``b`` bytes with a
-u16 length, ``j`` a text with a u32 length, ``r`` a u32 that stands behind the length of the text that follows it.
+u16 length, ``j`` a text with a u32 length, ``r`` a u32 between the length of the text that follows and the text.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestRecord:
-    """One record: its kind (a plain number when unknown), which segment it is about, and its payload's values."""
+    """One record: its kind (a plain number when unknown), its segment, and the values of its payload."""
 
     kind: int
     segment_id: int
@@ -142,18 +142,18 @@ def decode_manifest_record(view: memoryview, offset: int = 0) -> Answer[Manifest
 def _encode_fields(kind: int, fields: Fields) -> bytes:
     layout = LAYOUTS[Event(kind)] if kind in LAYOUTS else "*"
     pieces: list[bytes] = []
-    held = b""
+    reason = b""
     for code, value in zip(layout, fields, strict=True):
         if code == "*":
             pieces.append(bytes(_as_bytes(value)))
         elif code in _NUMBERS:
             pieces.append(_NUMBERS[code].pack(value))
         elif code == "r":
-            held = _NUMBERS["I"].pack(value)
+            reason = _NUMBERS["I"].pack(value)
         else:
             data = _as_bytes(value)
-            pieces += [_NUMBERS["I" if code == "j" else "H"].pack(len(data)), held, data]
-            held = b""
+            pieces += [_NUMBERS["I" if code == "j" else "H"].pack(len(data)), reason, data]
+            reason = b""
     return b"".join(pieces)
 
 

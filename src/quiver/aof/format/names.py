@@ -1,18 +1,18 @@
 """
-Names of the files of a log, made and parsed in one place. A name that this code would not make is somebody else's.
+Names of the files of a log, made and parsed in one place. A name that this code would not make belongs to others.
 
 ::
 
     <root>/
       aof.id                                                  the stream's number, as text
-      aof.status                                              what its writer tells of itself, advisory
+      aof.status                                              the status of its writer, advisory
       segments/<segment_id>_<base_offset>_<created_at>.seg    a segment; each number has 20 digits
-      segments/<number>.spare                                 room for a segment to come, or one not yet named
+      segments/<number>.spare                                 a preallocated segment, or one not yet named
       segments/current.sealed                                 the newest sealed segment
       archive/<segment_id>_<sealed_at>.seg                    a sealed segment that retention moved away
-      quarantine/…                                            damaged files, as they were found
-      index/<segment_id>_<base_offset>.idx                    where to begin to look in a sealed segment
-      incoming/<writer>/…                                     what Spark sinks staged and committed (`sink_batch.py`)
+      quarantine/…                                            damaged files, unchanged
+      index/<segment_id>_<base_offset>.idx                    the sparse index of a sealed segment
+      incoming/<writer>/…                                     batches that Spark sinks staged (`sink_batch.py`)
       manifest/<stream_id>/<chunk_index>.mlog                 the MAN1 manifest log
       warm/<segment_id>_<base_offset>_<sealed_at>.zst         a sealed segment, packed
       warm/durability/<stream_id>.json                        how far each segment was synced
@@ -85,7 +85,7 @@ _STREAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """What the name of a segment says. `str` of it is the name."""
+    """The parsed name of a segment. `str` returns the name."""
 
     segment_id: int
     base_offset: int
@@ -96,7 +96,7 @@ class SegmentName:
 
 
 def parse_segment_name(name: str) -> SegmentName | None:
-    """Return what the name of a segment file says, or None when it is not one."""
+    """Parse the name of a segment file; return None when it is not one."""
     match = _SEGMENT.fullmatch(name)
     if match is None:
         return None
@@ -111,7 +111,7 @@ def archive_name(segment_id: int, sealed_at: int) -> str:
 
 
 def parse_archive_name(name: str) -> tuple[int, int] | None:
-    """Return segment id and time of sealing, or None when it is no name of an archived segment."""
+    """Return segment id and time of sealing, or None when it is not the name of an archived segment."""
     match = _ARCHIVED.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -122,18 +122,18 @@ def index_name(segment_id: int, base_offset: int) -> str:
 
 
 def parse_index_name(name: str) -> tuple[int, int] | None:
-    """Return segment id and base offset, or None when it is no name of a sparse index."""
+    """Return segment id and base offset, or None when it is not the name of a sparse index."""
     match = _INDEX.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def spare_name(number: int) -> str:
-    """Return the name of a file that waits to become a segment; the number only tells spares apart."""
+    """Return the name of a spare; the number only distinguishes spares."""
     return f"{number:020}.spare"
 
 
 def parse_spare_name(name: str) -> int | None:
-    """Return the number of a spare file, or None when it is none."""
+    """Return the number of a spare file, or None when it is not one."""
     match = _SPARE.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -149,7 +149,7 @@ def chunk_name(chunk_index: int) -> str:
 
 
 def parse_chunk_name(name: str) -> int | None:
-    """Return the index of a manifest chunk, or None when it is none."""
+    """Return the index of a manifest chunk, or None when it is not one."""
     match = _CHUNK.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -160,7 +160,7 @@ def warm_name(segment_id: int, base_offset: int, sealed_at: int) -> str:
 
 
 def parse_warm_name(name: str) -> tuple[int, int, int] | None:
-    """Return segment id, base offset and time of sealing, or None when it is no name of a packed segment."""
+    """Return segment id, base offset and time of sealing, or None when it is not the name of a packed segment."""
     match = _WARM.fullmatch(name)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
@@ -176,7 +176,7 @@ def object_key(stream_id: int, segment_id: int, sealed_at: int) -> str:
 
 
 def parse_object_key(key: str) -> tuple[int, int, int] | None:
-    """Return stream, segment id and time of sealing, or None when it is no key of a segment."""
+    """Return stream, segment id and time of sealing, or None when it is not the key of a segment."""
     match = _OBJECT.fullmatch(key)
     return (int(match[1], 16), int(match[2]), int(match[3])) if match else None
 
@@ -187,5 +187,5 @@ def durability_name(stream_id: int) -> str:
 
 
 def is_stream_name(name: str) -> bool:
-    """Say whether a stream may be called *name*: it becomes a directory, beside the lock of all."""
+    """Return whether a stream may be called *name*: it becomes a directory next to the lock of all logs."""
     return _STREAM.fullmatch(name) is not None and name != LOCK_NAME

@@ -1,16 +1,16 @@
 """
-One record entry of a segment, its id, and the walk from one to the next. Bytes only.
+One record entry of a segment, its id, and the scan from one to the next. Bytes only.
 
 ::
 
-    0   u32  payload length   never 0: zeros behind the last record end the walk
+    0   u32  payload length   never 0: zeros after the last record end the scan
     4   u32  checksum         CRC-64/NVME of the payload, its halves folded by xor
     8   u64  timestamp        wall clock, nanoseconds
     16  u64  ext_id
-    24       payload          as many bytes as the length says; no padding behind it
+    24       payload          as many bytes as the length; no padding after it
 
 The id of a record is not stored: it is the segment's index in the high half and the record's offset in the file in the
-low half. The checksum covers the payload alone; of a flipped bit in timestamp or ext_id the format cannot know.
+low half. The checksum covers only the payload; the format cannot detect a flipped bit in timestamp or ext_id.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OFFSET_MASK = 0xFFFF_FFFF
 
 
 class RecordEntry(NamedTuple):
-    """A record as it lies in its segment; the payload is a view of it."""
+    """A record in its segment; the payload is a view of the segment."""
 
     offset: int
     timestamp: int
@@ -75,9 +75,9 @@ def encode_record(payload: Buffer, *, timestamp: int, ext_id: int = 0) -> bytes:
 
 def decode_record(view: memoryview, offset: int, limit: int) -> Answer[RecordEntry]:
     """
-    Decode the record at *offset*; neither it nor anything of it lies at or behind *limit*, which `view` reaches.
+    Decode the record at *offset*. It must end at or before *limit*; `view` has at least that length.
 
-    A length of zero is `NeedMore`: nothing was written there. So is a head that begins too close to *limit*.
+    The answer is `NeedMore` for a length of zero, where nothing was written, and for a head too close to *limit*.
     """
     start = offset + RECORD_HEAD_BYTES
     if start > limit:
@@ -95,7 +95,7 @@ def decode_record(view: memoryview, offset: int, limit: int) -> Answer[RecordEnt
 
 
 def entries(view: memoryview, offset: int, limit: int) -> Iterator[RecordEntry | Damage]:
-    """Yield the records from *offset* to *limit*; a `Damage` is the last thing."""
+    """Yield the records from *offset* to *limit*; a `Damage` ends the iteration."""
     while True:
         answer = decode_record(view, offset, limit)
         if isinstance(answer, NeedMore):
@@ -110,15 +110,15 @@ def entries(view: memoryview, offset: int, limit: int) -> Iterator[RecordEntry |
 @dataclass(slots=True)
 class RecordScan:
     """
-    What a walk over a segment's records found, up to the first thing that is not a whole record.
+    The result of a scan over a segment's records, up to the first bytes that are not a complete record.
 
     Attributes:
-        end: the offset behind the last whole record.
-        record_count: whole records.
-        last_offset: where the last of them begins; the start of the walk when there is none.
+        end: the end of the last complete record.
+        record_count: the number of complete records.
+        last_offset: the start of the last of them, or of the scan when there is none.
         last_timestamp: its timestamp; 0 when there is none.
-        crc64: CRC-64/NVME of all payloads, one behind the other.
-        damage: what ended the walk, or None when the records just end.
+        crc64: CRC-64/NVME of all payloads, concatenated.
+        damage: the damage that ended the scan; None when the records just end.
     """
 
     end: int
@@ -130,12 +130,12 @@ class RecordScan:
 
     @property
     def checksum(self) -> int:
-        """The checksum that a footer has of these payloads."""
+        """The checksum of these payloads in a footer."""
         return fold64to32(self.crc64)
 
 
 def scan_records(view: memoryview, offset: int, limit: int) -> RecordScan:
-    """Walk over the records from *offset* to *limit* and verify each."""
+    """Scan and verify the records from *offset* to *limit*."""
     found = RecordScan(offset, offset)
     for entry in entries(view, offset, limit):
         if isinstance(entry, Damage):
@@ -151,9 +151,9 @@ def scan_records(view: memoryview, offset: int, limit: int) -> RecordScan:
 
 def scan_pieces(pieces: Iterable[Buffer], offset: int, limit: int) -> RecordScan:
     """
-    Walk over the records from *offset* to *limit* as `scan_records` does, whose bytes come piece by piece.
+    Scan the records from *offset* to *limit* as `scan_records` does, but from consecutive pieces of bytes.
 
-    No more than a piece is in memory, however long a record is, or says that it is.
+    Only one piece is in memory, regardless of the length of a record or the length it claims.
     """
     found = RecordScan(offset, offset)
     head = bytearray()

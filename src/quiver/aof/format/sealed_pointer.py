@@ -1,5 +1,5 @@
 """
-`current.sealed`: which segment was sealed last, and how far the log was durable then. Bytes only.
+`current.sealed`: the segment that was sealed last, and how far the log was durable then. Bytes only.
 
 ::
 
@@ -8,9 +8,9 @@
     6   u16  reserved               0
     8   u64  segment_id
     16  u64  coordinator_watermark
-    24  u64  durable_bytes          of the whole log, as in the segment's footer
+    24  u64  durable_bytes          of the complete log, as in the segment's footer
 
-It has no checksum. It is ignored where `pointer_problem` finds that it does not fit the segments beside it.
+It has no checksum. It is ignored if `pointer_problem` finds that it contradicts the segments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _IDS_MAX = 0xFFFF_FFFF
 _LOG_BYTES_MAX = 1 << 63
 _SEGMENT_BYTES_MIN = HEADER_BYTES + FOOTER_BYTES
 _UNUSED_IDS_MAX = 65_536
-"""Recovery gives no id twice, so it skips those of segments that it set aside or found empty."""
+"""Recovery uses no id twice, so it skips the ids of quarantined and empty segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +79,22 @@ def pointer_problem(
     pointer: SealedPointer, base_offsets: Mapping[int, int], footer: SegmentFooter | None
 ) -> str | None:
     """
-    Return why *pointer* does not fit the segments of its log; None when it does.
+    Return how *pointer* contradicts the segments of its log; None when it does not.
 
-    The segment that it names may be gone: retired, or lost. Its numbers must then lie between those of the others.
+    The segment that it names may be retired or lost. Then its numbers must be between those of the other segments.
 
     Args:
-        pointer: as it was decoded.
-        base_offsets: of the segments that have a file, by id, as the names of the files say.
-        footer: of the segment that *pointer* names; None where it has none that can be read.
+        pointer: the decoded pointer.
+        base_offsets: segment id → base offset, from the names of the segment files.
+        footer: the footer of the segment that *pointer* names; None if it cannot be read.
     """
     named, durable = pointer.segment_id, pointer.durable_bytes
     if footer is not None:
         if (footer.durable_bytes, footer.coordinator_watermark) != (durable, pointer.coordinator_watermark):
-            return f"segment {named} has other numbers in its footer"
+            return f"the footer of segment {named} has other numbers"
         return None
     if named >= _IDS_MAX or durable >= _LOG_BYTES_MAX:
-        return f"no log has {named} segments or {durable} bytes"
+        return f"{named} segments or {durable} bytes are more than a log can have"
     if any(base < durable + FOOTER_BYTES for one, base in base_offsets.items() if one > named):
         return f"it counts {durable} bytes, and a later segment begins before them"
     below = max((one for one in base_offsets if one <= named), default=0)

@@ -9,8 +9,8 @@ Header and footer of a segment file. Bytes only; all integers are little-endian.
     └────────────┴─────────────────────────────────────────────┴────────────────┘
 
 The header is written just before the first record, the footer when everything before it is durable. Neither has a
-checksum of its own: magic, version, lengths and the zeros of the reserved bytes are what can be checked, and that
-both agree with each other, with the name of the file and with the records (`agrees_with`).
+checksum. Decoders check magic, version, lengths and the zeros of the reserved bytes, and that both agree with each
+other, with the name of the file and with the records (`agrees_with`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FOOTER_RESERVED = 81
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
     """
-    What a segment says of itself before its first record.
+    The header of a segment, before its first record.
 
     Attributes:
         segment_index: the segment's id.
@@ -63,8 +63,8 @@ class SegmentHeader:
         base_offset: bytes of the segments before: headers, records and footers.
         max_size: the size of the file.
         created_at: when it became active, wall clock in nanoseconds.
-        base_timestamp: of its first record.
-        ext_id: the cohort that its records belong to unless they say otherwise.
+        base_timestamp: the timestamp of its first record.
+        ext_id: the default cohort of its records.
     """
 
     segment_index: int
@@ -79,7 +79,7 @@ class SegmentHeader:
 @dataclass(frozen=True, slots=True)
 class SegmentFooter:
     """
-    What a sealed segment says of itself.
+    The footer of a sealed segment.
 
     Attributes:
         segment_index, base_record_count, ext_id: as in the header.
@@ -87,9 +87,9 @@ class SegmentFooter:
         durable_bytes: `base_offset` and the bytes of this segment's header and records.
         last_record_id, last_timestamp: of its last record.
         sealed_at: wall clock in nanoseconds.
-        checksum: the folded CRC-64/NVME of all payloads, one behind the other.
-        coordinator_watermark: how far an upstream operation log was taken over when this was sealed.
-        flush_failure: flushes were failing when it was sealed.
+        checksum: the folded CRC-64/NVME of all payloads, concatenated.
+        coordinator_watermark: how far an upstream operation log was imported when this was sealed.
+        flush_failure: whether flushes were failing when it was sealed.
     """
 
     segment_index: int
@@ -165,7 +165,7 @@ def _short(view: memoryview, magic: int, size: int, what: str) -> NeedMore | Dam
 
 
 def agrees_with(footer: SegmentFooter, header: SegmentHeader) -> str | None:
-    """Return what contradicts *header* in *footer*, or None when they can belong together."""
+    """Return how *footer* contradicts *header*, or None when they agree."""
     logical = footer.durable_bytes - header.base_offset
     index, offset = footer.last_record_id >> 32, footer.last_record_id & 0xFFFF_FFFF
     if (footer.segment_index, footer.base_record_count) != (header.segment_index, header.base_record_count):

@@ -1,6 +1,5 @@
 """
-The sparse index of a sealed segment: where about every 64 KiB a record begins, which one it is, and its time. Bytes
-only.
+The sparse index of a sealed segment: about every 64 KiB the offset, number and time of a record. Bytes only.
 
 ::
 
@@ -10,11 +9,11 @@ only.
     8   u32  segment_index
     12  u32  count          entries that follow
     16  u64  base_offset    of the segment, and
-    24  u64  end            the offset behind its last record: with other values it is another segment's
+    24  u64  end            the end of its last record: with other values it belongs to another segment
     32  u64  checksum       CRC-64/NVME of the 32 bytes before it and of all entries
     40       entries: u32 number of the record in its segment, from 0; u32 its offset; u64 its timestamp
 
-It says nothing that the segment does not say: one that is missing or damaged is made again.
+It is derived from the segment: a missing or damaged index is made again.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ INDEX_HEADER = struct.Struct("<IHHIIQQQ")
 INDEX_ENTRY = struct.Struct("<IIQ")
 INDEX_MAGIC = 0x414F4658
 INDEX_BYTES_MAX = 4 * 1024 * 1024
-"""An index that is larger is not read: there is an entry for every 64 KiB of at most 4 GiB."""
+"""Larger indexes are not read: there is one entry for every 64 KiB of at most 4 GiB."""
 
 _VERSION = 1
 _STEP_BYTES = 64 * 1024
@@ -53,7 +52,7 @@ _CHECKED_BYTES = 32
 
 
 class IndexMark(NamedTuple):
-    """One record: which of its segment, counted from 0, where it begins, and its time."""
+    """One record: its number in the segment, counted from 0, its offset, and its time."""
 
     number: int
     offset: int
@@ -62,7 +61,7 @@ class IndexMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SparseIndex:
-    """Records of one segment, in order. *end* is the offset behind the segment's last record."""
+    """Records of one segment, in order. *end* is the end of the segment's last record."""
 
     segment_index: int
     base_offset: int
@@ -74,7 +73,7 @@ def mark_records(view: memoryview, end: int) -> tuple[IndexMark, ...]:
     """
     Return a mark for about every 64 KiB of the records in *view*, the bytes of a segment, up to *end*.
 
-    Heads are walked and payloads are not read: where a length leads nowhere the marks end.
+    Only record heads are read, not payloads: at an invalid length the marks end.
     """
     unpack = RECORD_HEAD.unpack_from
     found = []
@@ -82,19 +81,19 @@ def mark_records(view: memoryview, end: int) -> tuple[IndexMark, ...]:
     number = 0
     while at + RECORD_HEAD_BYTES < end:
         length, _, timestamp, _ = unpack(view, at)
-        behind = at + RECORD_HEAD_BYTES + length
-        if not length or behind > end:
+        next_at = at + RECORD_HEAD_BYTES + length
+        if not length or next_at > end:
             break
         if at >= due:
             found.append(IndexMark(number, at, timestamp))
             due = at + _STEP_BYTES
         number += 1
-        at = behind
+        at = next_at
     return tuple(found)
 
 
 def encode_index(index: SparseIndex) -> bytes:
-    """Return the whole file."""
+    """Return the bytes of the file."""
     entries = b"".join(INDEX_ENTRY.pack(*mark) for mark in index.marks)
     fields = (
         INDEX_MAGIC, _VERSION, INDEX_ENTRY.size, index.segment_index, len(index.marks), index.base_offset, index.end,
@@ -104,7 +103,7 @@ def encode_index(index: SparseIndex) -> bytes:
 
 
 def decode_index(view: memoryview) -> Answer[SparseIndex]:
-    """Decode an index: marks in order, all of them before its end."""
+    """Decode an index; its marks must be in order and before its end."""
     if len(view) < INDEX_HEADER.size:
         return NeedMore(INDEX_HEADER.size - len(view))
     magic, version, entry_bytes, segment_index, count, base_offset, end, checksum = INDEX_HEADER.unpack_from(view, 0)
@@ -118,7 +117,7 @@ def decode_index(view: memoryview) -> Answer[SparseIndex]:
     if len(view) < stop:
         return NeedMore(stop - len(view))
     if len(view) > stop:
-        return Damage(stop, "something stands behind the index")
+        return Damage(stop, "there are bytes after the index")
     entries = view[INDEX_HEADER.size : stop]
     if crc64_nvme(entries, crc64_nvme(view[:_CHECKED_BYTES])) != checksum:
         return Damage(32, "checksum mismatch in an index")
@@ -127,5 +126,5 @@ def decode_index(view: memoryview) -> Answer[SparseIndex]:
         a.number < b.number and a.offset < b.offset and a.timestamp <= b.timestamp for a, b in pairwise(marks)
     )
     if not ordered or any(not HEADER_BYTES <= mark.offset < end for mark in marks):
-        return Damage(INDEX_HEADER.size, "the entries of an index are out of order, or behind its end")
+        return Damage(INDEX_HEADER.size, "the entries of an index are out of order, or past its end")
     return Frame(SparseIndex(segment_index, base_offset, end, marks), stop)

@@ -5,7 +5,7 @@ The status of a log's writer: what it had in memory when it wrote this. JSON tex
 
     {"kind":"aof status","version":1,"state":"open","writer":"pid 7 quiver aof","written_at_ns":…,"figures":{…}}
 
-It is for people and for what watches a log. Nothing is decided by it: it may be old, damaged or gone.
+It is for human readers and monitoring. Nothing depends on it: it may be outdated, damaged or missing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _KEY = re.compile(r"[a-z0-9_]{1,64}")
 @dataclass(frozen=True, slots=True)
 class WriterStatus:
     """
-    What a writer said of itself.
+    The status of a writer.
 
     Attributes:
-        state: "failed" refuses everything until it is opened again; "closed" is the last word of a writer.
-        writer: who it was, as its lock says.
-        figures: name → number, yes or no, or more of the same.
+        state: "failed": the log refuses every call until it is opened again; "closed": the final status of a writer.
+        writer: the process, according to its lock.
+        figures: name → number, boolean, or another such mapping.
     """
 
     state: WriterState
@@ -54,25 +54,25 @@ def encode_status(status: WriterStatus) -> bytes:
 
 
 def decode_status(view: memoryview) -> Answer[WriterStatus]:
-    """Decode a whole status file. Members that are not known are passed over."""
+    """Decode a complete status file. Unknown members are ignored."""
     if len(view) > STATUS_BYTES_MAX:
         return Damage(0, f"not a writer's status: it has more than {STATUS_BYTES_MAX} bytes")
     try:
         found = json.loads(bytes(view))
     except (ValueError, RecursionError):
-        return Damage(0, "not a writer's status: it is no JSON text")
+        return Damage(0, "not a writer's status: it is not JSON text")
     if not isinstance(found, dict) or found.get("kind") != _KIND:
-        return Damage(0, "not a writer's status: it does not say that it is one")
+        return Damage(0, "not a writer's status: its kind is missing")
     if found.get("version") != STATUS_VERSION:
         return Damage(0, f"unsupported version {str(found.get('version'))[:20]!r}")
     state, writer, written_at_ns, figures = (found.get(key) for key in WriterStatus.__slots__)
     known: tuple[WriterState, ...] = get_args(WriterState)
     if state not in known or not isinstance(writer, str) or len(writer) > _WRITER_CHARS_MAX:
-        return Damage(0, "not a writer's status: it does not say whose, or in which state")
+        return Damage(0, "not a writer's status: its writer or state is missing or invalid")
     if not writer.isprintable() or not _is_number(written_at_ns) or not isinstance(written_at_ns, int):
-        return Damage(0, "not a writer's status: it does not say when")
+        return Damage(0, "not a writer's status: its time is missing or invalid")
     if not isinstance(figures, dict) or not _are_figures(figures, _DEPTH_MAX):
-        return Damage(0, "not a writer's status: its figures are none")
+        return Damage(0, "not a writer's status: its figures are invalid")
     return Frame(WriterStatus(state, writer, written_at_ns, figures), len(view))
 
 

@@ -1,9 +1,7 @@
 """
-What the manifest log says of one segment beyond its own file: the rows of a `TIER1_SNAPSHOT`. JSON text, values in and
-out.
+The copies of a segment in the manifest log: the rows of a `TIER1_SNAPSHOT`. JSON text, values in and out.
 
-A row holds all that header and footer say, and where the copies are: a segment whose file left its directory is as well
-known as one whose file is there.
+A row has all values of header and footer, and the places of the copies: a segment is fully described without its file.
 """
 
 from __future__ import annotations
@@ -19,9 +17,7 @@ from quiver.primitives.scan import Answer, Damage, Frame
 __all__ = ["RemoteCopy", "Residency", "TierEntry", "decode_entries", "encode_entries"]
 
 Residency = Literal["resident_in_tier0", "staged_for_tier0", "uploaded_to_tier2", "needs_recovery"]
-"""
-Where a reader finds it: its own file, the warm copy, the object; or nowhere until a copy is fetched again.
-"""
+"""Where a reader finds the segment: its file, the warm copy, the object; or nowhere until a copy is fetched."""
 
 _RESIDENCIES: dict[str, Residency] = {name: name for name in get_args(Residency)}
 _HEADER_KEYS = ("base_record_count", "base_offset", "max_size", "created_at", "base_timestamp")
@@ -33,7 +29,7 @@ _FOOTER_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class RemoteCopy:
-    """The object that holds the same bytes as the warm file."""
+    """The object with the same bytes as the warm file."""
 
     object_key: str
     etag: str | None
@@ -47,9 +43,9 @@ class TierEntry:
     A sealed segment with a compressed copy.
 
     Attributes:
-        warm_name: the name of the warm file, also while there is none.
-        warm_bytes, warm_crc64: of the compressed bytes, wherever they lie; 0 for a checksum that nobody knows.
-        has_warm: whether the warm file is there.
+        warm_name: the name of the warm file, even if it does not exist.
+        warm_bytes, warm_crc64: size and checksum of the compressed bytes, wherever they are; 0 for an unknown checksum.
+        has_warm: whether the warm file exists.
         remote: the object with the same bytes; None before it is uploaded.
     """
 
@@ -108,9 +104,9 @@ def decode_entries(text: str) -> Answer[tuple[TierEntry, ...]]:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError):
-        return Damage(0, "the rows of a manifest snapshot are no JSON text")
+        return Damage(0, "the rows of a manifest snapshot are not JSON text")
     if not isinstance(rows, list):
-        return Damage(0, "the rows of a manifest snapshot are no array")
+        return Damage(0, "the rows of a manifest snapshot are not an array")
     found = []
     for row in rows:
         entry = _entry(row) if isinstance(row, dict) else None

@@ -9,8 +9,8 @@ A warm file, or an object: a sealed segment in frames of zstd, and a table of wh
                  n + 1 times: u32 compressed size, u32 size
                  u32 number of frames, u8 0, u32 0x8F92EAB1
 
-That is the seekable format of zstd: any zstd tool unpacks it into the segment without its empty space, and whoever
-knows the table reads one record without unpacking the rest.
+This is the seekable format of zstd: any zstd tool unpacks it to the segment without its empty space, and a reader of
+the table can read one record without unpacking the rest.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ SEEK_FOOTER = struct.Struct("<IBI")
 SEEK_FOOTER_BYTES = SEEK_FOOTER.size
 FRAMES_MAX = SEGMENT_BYTES_MAX // FRAME_BYTES + 2
 PACKED_BYTES_MAX = 2 * FRAME_BYTES
-"""Of one frame. What cannot be compressed becomes hardly longer; a table that says more is not what was written."""
+"""The maximum of one frame. Incompressible data grows only slightly; a table with a larger value is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFrame:
-    """One frame: where it lies in the file, and which bytes of the segment it holds."""
+    """One frame: its place in the file, and the bytes of the segment that it holds."""
 
     start: int
     packed_bytes: int
@@ -61,29 +61,26 @@ class PackedFrame:
 
 
 def encode_seek_table(sizes: Sequence[tuple[int, int]]) -> bytes:
-    """Return the table behind frames of these (compressed size, size), in their order."""
+    """Return the table for frames of these (compressed size, size), in order."""
     rows = b"".join(SEEK_ENTRY.pack(*one) for one in sizes)
     rest = rows + SEEK_FOOTER.pack(len(sizes), 0, SEEK_MAGIC)
     return SEEK_HEAD.pack(SKIPPABLE_MAGIC, len(rest)) + rest
 
 
 def seek_table_bytes(tail: memoryview) -> Answer[int]:
-    """Return how many bytes at the end of a file its table takes; *tail* is at least the last 9."""
+    """Return the size of the table at the end of a file; *tail* is at least the last 9 bytes."""
     if len(tail) < SEEK_FOOTER_BYTES:
         return NeedMore(SEEK_FOOTER_BYTES - len(tail))
     count, descriptor, magic = SEEK_FOOTER.unpack_from(tail, len(tail) - SEEK_FOOTER_BYTES)
     if magic != SEEK_MAGIC or descriptor:
-        return Damage(0, "not a warm file: no table of frames stands at its end")
+        return Damage(0, "not a warm file: it does not end with a table of frames")
     if not 2 <= count <= FRAMES_MAX:
         return Damage(0, f"a table of {count} frames")
     return Frame(SEEK_HEAD.size + count * SEEK_ENTRY.size + SEEK_FOOTER_BYTES, SEEK_FOOTER_BYTES)
 
 
 def decode_seek_table(tail: memoryview, file_bytes: int) -> Answer[tuple[PackedFrame, ...]]:
-    """
-    Decode the table at the end of a file of *file_bytes*, of which *tail* is the end: all frames, the footer's
-    last.
-    """
+    """Decode the table in *tail*, the end of a file of *file_bytes*; return all frames, the footer's last."""
     size = seek_table_bytes(tail)
     if not isinstance(size, Frame):
         return size
@@ -104,7 +101,7 @@ def decode_seek_table(tail: memoryview, file_bytes: int) -> Answer[tuple[PackedF
     if start + size.value != file_bytes:
         return Damage(0, f"the frames end at {start}, the table begins at {file_bytes - size.value}")
     if frames[-1].size_bytes != FOOTER_BYTES or not HEADER_BYTES <= frames[-1].offset <= SEGMENT_BYTES_MAX:
-        return Damage(0, "the last frame is no footer of a segment")
+        return Damage(0, "the last frame is not the footer of a segment")
     if any(one.size_bytes != FRAME_BYTES for one in frames[:-2]):
         return Damage(0, f"a frame in the middle does not hold {FRAME_BYTES} bytes")
     return Frame(tuple(frames), size.value)

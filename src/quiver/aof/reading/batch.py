@@ -1,9 +1,9 @@
 """
-Many records at once: columns of numbers beside the segment's own bytes, for readers that count in millions. Needs
-numpy.
+Batches of records: columns of numbers, and payloads in the segment's own bytes, for readers of millions of records.
+Needs numpy.
 
-Records of one length after another are found with one comparison; where lengths change they are walked. Every payload
-is verified.
+Consecutive records of equal length are found with one comparison; others are read one by one. Every payload is
+verified.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ __all__ = ["RecordRun", "read_run"]
 _LENGTH = Struct("<I")
 _HEAD = np.dtype([("length", "<u4"), ("checksum", "<u4"), ("timestamp", "<u8"), ("ext_id", "<u8")])
 _UNIFORM_MIN = 16
-"""Fewer records of one length than this are walked like any others."""
+"""Fewer records of equal length are read one by one."""
 
 _COPIED_BYTES_MAX = 512
-"""Shorter payloads are copied for their checksum: numpy copies all of them at once, and views are made one by one."""
+"""Shorter payloads are copied for their checksum: numpy copies them all together, but views are made one by one."""
 
 _VIEW = np.dtype([("length", "<i4"), ("prefix", "V4"), ("buffer", "<i4"), ("start", "<i4")])
 _PREFIX_BYTES = 4
 _INLINE_BYTES = 12
 
 _WALK_MAX = 4096
-"""Records that are walked before looking again whether lengths have become alike."""
+"""How many records are read one by one before checking for equal lengths again."""
 
 _RUN_BYTES_MAX = 16 << 20
-"""A run ends with the record that brings it above this."""
+"""A run ends with the record that exceeds this."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRun:
     """
-    Records that follow one another. The columns are numpy arrays, one value for each record; payloads are where they
-    lie in the segment, which stays mapped as long as this is held. Nothing is copied until it is asked for.
+    Consecutive records. The columns are numpy arrays with one value for each record. The payloads stay in the segment,
+    which stays mapped while this object exists. Nothing is copied until it is used.
 
     Attributes:
         record_ids, timestamps, ext_ids: as in `Record`.
         starts: where each payload begins in `buffer`.
-        lengths: how many bytes each of them has.
+        lengths: the length of each payload in bytes.
         buffer: the segment.
     """
 
@@ -66,20 +66,21 @@ class RecordRun:
 
     @property
     def offsets(self) -> Any:
-        """Where each payload begins in `values`, and where the last one ends: one more than there are records."""
+        """Where each payload begins in `values`, and where the last one ends: one more value than records."""
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.lengths, out=offsets[1:])
         return offsets
 
     @property
     def values(self) -> bytes:
-        """A copy of all payloads, one behind the other."""
+        """A copy of all payloads, concatenated."""
         return b"".join(_slices(self.buffer, self.starts, self.lengths))
 
     def to_arrow(self) -> pa.RecordBatch:
         """
-        Return the same as ``record_id``, ``timestamp``, ``ext_id`` and ``payload`` (binary_view, into the segment);
-        no payload of more than 12 bytes is copied.
+        Return the columns ``record_id``, ``timestamp``, ``ext_id`` and ``payload`` (binary_view, into the segment).
+
+        Payloads of more than 12 bytes are not copied.
         """
         views = _views(np.frombuffer(self.buffer, np.uint8), self.starts, self.lengths)
         payload = pa.Array.from_buffers(
@@ -92,11 +93,8 @@ class RecordRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _FoundSegment:
-    """
-    Records as they lie in the segment: where each begins, their heads, and their payloads as the checksum takes
-    them.
-    """
+class _FoundRecords:
+    """Records in a segment: their starts, their heads, and their payloads as input for the checksum."""
 
     starts: Any
     heads: Any
@@ -107,9 +105,9 @@ class _FoundSegment:
 
 def read_run(source: Source, offset: int, *, records_max: int) -> tuple[RecordRun, int, Damage | None]:
     """
-    Read up to *records_max* records of *source* from *offset* on; return them and the offset behind them.
+    Read up to *records_max* records of *source* from *offset* on; return them, their end, and the damage, if any.
 
-    With damage the run ends before it, and what is wrong comes with it.
+    At damage the run ends.
     """
     found = _alike(source, offset, records_max) or _walked(source, offset, min(records_max, _WALK_MAX))
     wide = np.array(list(map(crc64_nvme_function(), found.payloads)), np.uint64)
@@ -131,8 +129,8 @@ def read_run(source: Source, offset: int, *, records_max: int) -> tuple[RecordRu
     return run, end, damage
 
 
-def _alike(source: Source, offset: int, records_max: int) -> _FoundSegment | None:
-    """Take as many records as have the length of the first one; None when that is hardly any."""
+def _alike(source: Source, offset: int, records_max: int) -> _FoundRecords | None:
+    """Read the records with the length of the first one; return None when they are too few."""
     if offset + RECORD_HEAD_BYTES >= source.limit:
         return None
     length = int(_LENGTH.unpack_from(source.view, offset)[0])
@@ -151,10 +149,10 @@ def _alike(source: Source, offset: int, records_max: int) -> _FoundSegment | Non
         payloads = np.ndarray((count,), kind, source.view, offset + RECORD_HEAD_BYTES, (stride,)).tolist()
     else:
         payloads = _slices(source.view, starts + RECORD_HEAD_BYTES, heads["length"][:count])
-    return _FoundSegment(starts, heads[:count], payloads, offset + count * stride, None)
+    return _FoundRecords(starts, heads[:count], payloads, offset + count * stride, None)
 
 
-def _walked(source: Source, offset: int, records_max: int) -> _FoundSegment:
+def _walked(source: Source, offset: int, records_max: int) -> _FoundRecords:
     unpack = _LENGTH.unpack_from
     view, limit = source.view, source.limit
     starts: list[int] = []
@@ -172,7 +170,7 @@ def _walked(source: Source, offset: int, records_max: int) -> _FoundSegment:
         payloads.append(view[start:behind])
         offset = behind
     joined = b"".join([view[start : start + RECORD_HEAD_BYTES] for start in starts])
-    return _FoundSegment(np.array(starts, np.int64), np.frombuffer(joined, _HEAD), payloads, offset, damage)
+    return _FoundRecords(np.array(starts, np.int64), np.frombuffer(joined, _HEAD), payloads, offset, damage)
 
 
 def _slices(view: memoryview, starts: Any, lengths: Any) -> list[memoryview]:
@@ -180,10 +178,7 @@ def _slices(view: memoryview, starts: Any, lengths: Any) -> list[memoryview]:
 
 
 def _views(data: Any, starts: Any, lengths: Any) -> Any:
-    """
-    Return Arrow's views of payloads in *data*: their length, and all of them or their first bytes and where they
-    lie.
-    """
+    """Return Arrow's views of payloads in *data*: length, and short payloads inline or else prefix and place."""
     views = np.zeros(len(starts), _VIEW)
     views["length"] = lengths
     views["start"] = starts

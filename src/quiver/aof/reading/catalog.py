@@ -1,4 +1,4 @@
-"""The sealed segments of a log: where they are, what their header and footer say, and maps of those that are read."""
+"""The sealed segments of a log: their paths, headers and footers, and mappings of those that are read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from quiver.primitives.disk.file_system import FileSystem
 __all__ = ["Catalog", "SealedSegment"]
 
 _MAPS_MAX = 64
-"""Maps that are kept for the next reader. One that is in use stays as long as it is used."""
+"""How many mappings are cached for the next reader. A mapping in use stays valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A segment that never changes any more."""
+    """A segment that never changes."""
 
     path: str
     header: SegmentHeader
@@ -27,22 +27,22 @@ class SealedSegment:
 
     @property
     def segment_id(self) -> int:
-        """Its id: the upper half of the ids of its records."""
+        """Its id: the upper half of its record ids."""
         return self.header.segment_index
 
     @property
     def end(self) -> int:
-        """The offset behind its last record."""
+        """The offset after its last record."""
         return self.footer.durable_bytes - self.header.base_offset
 
     @property
     def next_base_offset(self) -> int:
-        """The base offset of the segment that follows: header, records and footer are counted."""
+        """The base offset of the next segment: header, records and footer count."""
         return self.footer.durable_bytes + FOOTER_BYTES
 
     @property
     def next_base_record_count(self) -> int:
-        """Records up to and with this segment."""
+        """Records up to and including this segment."""
         return self.header.base_record_count + self.footer.record_count
 
 
@@ -57,20 +57,20 @@ class Catalog:
         self._maps: OrderedDict[int, memoryview] = OrderedDict()
 
     def add(self, segment: SealedSegment) -> None:
-        """Take a segment that was sealed."""
+        """Add a sealed segment."""
         with self._lock:
             self._segments[segment.segment_id] = segment
             insort(self._ids, segment.segment_id)
 
     def remove(self, segment_id: int) -> None:
-        """Forget a segment that left. Readers that have it mapped go on."""
+        """Remove a segment that left the log. Existing mappings stay valid."""
         with self._lock:
             del self._segments[segment_id]
             self._ids.remove(segment_id)
             self._maps.pop(segment_id, None)
 
     def forget_map(self, segment_id: int) -> None:
-        """Keep no map of a segment whose file leaves. Readers that have it mapped go on."""
+        """Drop the cached mapping of a segment whose file is removed. Existing mappings stay valid."""
         with self._lock:
             self._maps.pop(segment_id, None)
 
@@ -92,10 +92,10 @@ class Catalog:
 
     def view(self, segment: SealedSegment) -> memoryview:
         """
-        Return the bytes of a sealed segment, mapped. The view stays valid as long as it is kept.
+        Return the mapped bytes of a sealed segment. The view stays valid as long as it exists.
 
         Raises:
-            OSError: the file cannot be mapped; FileNotFoundError when it left meanwhile.
+            OSError: the file cannot be mapped; FileNotFoundError when it was removed meanwhile.
         """
         with self._lock:
             view = self._maps.get(segment.segment_id)

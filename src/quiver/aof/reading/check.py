@@ -1,4 +1,4 @@
-"""A log's directory told to people: what is in it, and what is wrong with it. Reads only; safe beside a live writer."""
+"""Verification of a log's directory: its content and its problems. Only reads; safe while a writer has the log open."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["CheckedLog", "CheckedSegment", "check_log_directory"]
 
 @dataclass(frozen=True, slots=True)
 class CheckedSegment:
-    """One segment. `records` are those that were read, or those that its footer counts; None when neither is known."""
+    """One segment. `records` is the number that was read, or the count in its footer; None when neither is known."""
 
     segment_id: int
     path: str
@@ -57,7 +57,7 @@ class CheckedSegment:
 
 @dataclass(frozen=True, slots=True)
 class CheckedLog:
-    """What a directory holds, and what was found on the way."""
+    """The content of a log's directory, and the findings."""
 
     name: str
     directory: str
@@ -71,32 +71,32 @@ class CheckedLog:
 
     @property
     def sound(self) -> bool:
-        """Say whether nothing is damaged, and nothing was left unread that was to be read."""
+        """Whether nothing is damaged and everything that should be read was read."""
         return not self.damaged and not self.unread
 
     @property
     def damaged(self) -> bool:
-        """Say whether something is damaged."""
+        """Whether anything is damaged."""
         return any(finding.damaged for finding in self.findings)
 
     @property
     def unread(self) -> int:
-        """Segments, or objects of segments, that were to be read and were not."""
+        """How many segments, or objects of segments, should have been read but were not."""
         return sum(finding.unread for finding in self.findings)
 
     @property
     def unread_records(self) -> int:
-        """Records that were to be read, and were not."""
+        """How many records should have been read but were not."""
         keys = {finding.path for finding in self.findings if finding.unread}
         return sum(one.records or 0 for one in self.segments if one.path in keys)
 
     @property
     def records(self) -> int:
-        """Records that are known of."""
+        """How many records are known."""
         return sum(one.records or 0 for one in self.segments)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as plain values."""
+        """Return the content and findings as plain values."""
         here = [one for one in self.segments if one.state not in _AWAY]
         sealed = [one for one in here if one.state == "sealed"]
         tiers = self._tiers()
@@ -130,7 +130,7 @@ class CheckedLog:
 
     @property
     def _uploads(self) -> bool:
-        # The settings are the writer's. One that uploads has begun to, with the first segment that it packed.
+        # Only the writer has the settings. A writer that uploads has begun to with its first packed segment.
         began = self.tiers.uploads.keys() - {ALL_SEGMENTS}
         return bool(began) or any(one.remote is not None for one in self.tiers.entries.values())
 
@@ -154,19 +154,19 @@ def check_log_directory(
     fs: FileSystem, name: str, directory: str, *, read_records: bool, objects: ObjectTier | None = None
 ) -> CheckedLog:
     """
-    Look at everything in a log's directory; with *read_records* verify every record as well.
+    Check everything in a log's directory; with *read_records* verify every record as well.
 
     Args:
         fs: the file system.
-        name: of the log.
-        directory: of the log.
-        read_records: whether records are read. Segments that only objects have are not read without *objects*.
-        objects: where the log's objects are; all that the manifest names are read.
+        name: the name of the log.
+        directory: the directory of the log.
+        read_records: whether to read records. Segments that exist only as objects are not read without *objects*.
+        objects: the log's object tier; all objects in the manifest are read.
 
     Raises:
-        UsageError: there is no log.
-        ObjectsUnavailableError: where objects are to be, there is none of this log.
-        OSError: it cannot be read.
+        UsageError: the directory holds no log.
+        ObjectsUnavailableError: the object store has no object of this log although it should.
+        OSError: the directory cannot be read.
     """
     log = LogFiles(directory, fs=fs)
     findings: list[Finding] = []
@@ -174,7 +174,7 @@ def check_log_directory(
     checked = _check_files(fs, log, findings, read_records=read_records)
     here = {one.segment_id for one in checked}
     checked += _check_copies(fs, log, copies, here, findings, read_records=read_records)
-    # Reading takes its time, and what is kept may have been decided anew meanwhile: the oldest segments retired.
+    # Reading takes time, and the writer may have retired the oldest segments meanwhile.
     names, tiers = log.names(), log.tiers()
     there = {name.segment_id for name in names} | tiers.entries.keys()
     checked = [one for one in checked if one.segment_id in there]
@@ -185,18 +185,23 @@ def check_log_directory(
         spares += parse_spare_name(listed) is not None
         if listed.endswith(".tmp"):
             findings.append(
-                Finding(f"{directory}/{SEGMENTS}/{listed}", 0, "left over", "removed when the log is opened")
+                Finding(
+                    f"{directory}/{SEGMENTS}/{listed}",
+                    0,
+                    "left over",
+                    "left by an earlier writer; opening the log removes it",
+                )
             )
     problem = log.pointer_problem()
     if problem is not None:
-        reason = f"ignored: {problem}; the log writes it again when it seals a segment"
+        reason = f"ignored: {problem}; the log rewrites it when it seals a segment"
         findings.append(Finding(f"{directory}/{SEGMENTS}/{POINTER_NAME}", 0, "damaged", reason))
-    told = read_status(fs, directory)
-    if told.problem:  # nothing rests on it
-        findings.append(Finding(f"{directory}/{STATUS_NAME}", 0, "left over", f"ignored: {told.problem}"))
+    status = read_status(fs, directory)
+    if status.problem:  # nothing depends on the status
+        findings.append(Finding(f"{directory}/{STATUS_NAME}", 0, "left over", f"ignored: {status.problem}"))
     if fs.exists(f"{directory}/{QUARANTINE}"):
         findings += [
-            Finding(f"{directory}/{QUARANTINE}/{listed}", 0, "quarantined", "kept aside at recovery")
+            Finding(f"{directory}/{QUARANTINE}/{listed}", 0, "quarantined", "quarantined by recovery")
             for listed in sorted(fs.list_dir(f"{directory}/{QUARANTINE}"))
         ]
     return CheckedLog(
@@ -206,13 +211,13 @@ def check_log_directory(
 
 
 def _waiting_batches(fs: FileSystem, incoming: str) -> int:
-    """Count batches that Spark sinks committed and that are not in the log yet."""
+    """Count the batches that Spark sinks committed and that are not imported yet."""
     names = [name for writer in names_in(fs, incoming) for name in names_in(fs, f"{incoming}/{writer}")]
     return sum((parse_note_name(name) or (0, ""))[1] == "commit" for name in names)
 
 
 def _check_files(fs: FileSystem, log: LogFiles, findings: list[Finding], *, read_records: bool) -> list[CheckedSegment]:
-    """Look at the segments that have a file; one that leaves it meanwhile is left out."""
+    """Check the segments with a file; omit one whose file is removed meanwhile."""
     checked = []
     for one in log.segment_files():
         with contextlib.suppress(FileNotFoundError):
@@ -229,10 +234,7 @@ def _check_copies(
     *,
     read_records: bool,
 ) -> list[CheckedSegment]:
-    """
-    Look at the manifest, and at the copies of segments that are not *here*, as the manifest says it
-    at that moment.
-    """
+    """Check the manifest, and the copies of segments that are not *here*, according to the manifest at that moment."""
     stream_id = log.stream_id()
     if stream_id is None:
         return []
@@ -243,26 +245,26 @@ def _check_copies(
     for segment_id in sorted(replayed.state.entries.keys() - here):
         if pointer is None or segment_id > pointer.segment_id:
             continue
-        entry, said = None, replayed.state.entries.get(segment_id)
-        told: CheckedSegment | None = None
+        entry, current = None, replayed.state.entries.get(segment_id)
+        segment: CheckedSegment | None = None
         found: list[Finding] = []
-        while said is not None and said != entry:
-            entry, told, found = said, None, []
+        while current is not None and current != entry:
+            entry, segment, found = current, None, []
             with contextlib.suppress(FileNotFoundError):
-                told = _check_copy(copies, log.directory, entry, found, read_records=read_records)
-            if told is None or any(one.damaged for one in found):
-                # Or else it was retired, or moved on, since that was said of it.
-                said = replay_manifest(fs, log.directory, stream_id).state.entries.get(segment_id)
-        if said is not None and told is not None:
-            checked.append(told)
+                segment = _check_copy(copies, log.directory, entry, found, read_records=read_records)
+            if segment is None or any(one.damaged for one in found):
+                # It may have been retired, or moved to another tier, since the manifest was read.
+                current = replay_manifest(fs, log.directory, stream_id).state.entries.get(segment_id)
+        if current is not None and segment is not None:
+            checked.append(segment)
             findings += found
     if read_records and copies.has_objects:
-        # Copies of what is on the disk: one day they may be all there is.
+        # Also check the objects of segments that are on the disk: they may become the only copies.
         rest = {one.segment_id for one in checked if one.state == "cold"}
         for entry in replayed.state.entries.values():
             if entry.remote is not None and entry.segment_id not in rest:
                 found = _check_object(copies, entry)
-                if any(one.damaged for one in found):  # or it was retired, or uploaded again, since that was said of it
+                if any(one.damaged for one in found):  # unless it was retired or uploaded again meanwhile
                     now = replay_manifest(fs, log.directory, stream_id).state.entries
                     found = found if now.get(entry.segment_id) == entry else []
                 findings += found
@@ -271,10 +273,10 @@ def _check_copies(
 
 def _require_place(copies: Copies, stream_id: int, state: TierState) -> None:
     """
-    Return when there is an object of this log. A place without any is another place, or a disk that is not mounted.
+    Check that the object store has an object of this log. Without any it is the wrong place, or is not mounted.
 
     Raises:
-        ObjectsUnavailableError: there is none.
+        ObjectsUnavailableError: this log has no object.
     """
     folder = object_folder(stream_id)
     is_expected = any(entry.remote is not None for entry in state.entries.values())
@@ -284,22 +286,22 @@ def _require_place(copies: Copies, stream_id: int, state: TierState) -> None:
 
 
 def _check_manifest(fs: FileSystem, log: LogFiles, copies: Copies, stream_id: int, replayed: Replayed) -> list[Finding]:
-    """Say what is wrong with the manifest log, and which objects it does not know."""
+    """Return the problems of the manifest log, and the objects that it does not know."""
     folder = f"{log.directory}/{stream_folder(stream_id)}"
     findings = [Finding(path, 0, "damaged", reason) for path, reason in replayed.damaged.items()]
     if copies.has_objects:
         _require_place(copies, stream_id, replayed.state)
         findings += _unknown_objects(fs, log, copies, stream_id)
     elif not replayed.indexes and fs.exists(folder):
-        reason = "the manifest log is gone: with --objects, segments that only objects have are looked for"
+        reason = "the manifest log is missing: use --objects to find segments that exist only as objects"
         findings.append(Finding(folder, 0, "not read", reason))
     return findings
 
 
 def _unknown_objects(fs: FileSystem, log: LogFiles, copies: Copies, stream_id: int) -> list[Finding]:
-    """Return objects of segments that have no other copy and are not in the manifest: readers do not find them."""
+    """Return objects that are the only copies of their segments and not in the manifest: readers do not find them."""
     listed = _listed_objects(copies, stream_id)
-    # Read after the listing: what was uploaded by then is in it.
+    # Read after the listing, so that the manifest has all listed uploads.
     state, pointer = replay_manifest(fs, log.directory, stream_id).state, log.pointer()
     known = {name.segment_id for name in log.names()} | {
         one.segment_id for one in state.entries.values() if one.remote or copies.warm_bytes(one) == one.warm_bytes
@@ -309,7 +311,7 @@ def _unknown_objects(fs: FileSystem, log: LogFiles, copies: Copies, stream_id: i
         key for key, segment_id in listed.items()
         if segment_id not in known and segment_id <= newest and key not in state.deletes
     ]  # fmt: skip
-    if found:  # or it was deleted since
+    if found:  # unless they were deleted meanwhile
         still = _listed_objects(copies, stream_id)
         found = [key for key in found if key in still]
     reason = "the manifest log does not know it: open the log with its objects, or restore it"
@@ -322,10 +324,10 @@ def _listed_objects(copies: Copies, stream_id: int) -> dict[str, int]:
 
 
 def _check_object(copies: Copies, entry: TierEntry) -> list[Finding]:
-    """Read the object of a segment; say what is wrong with it, or that it was not read."""
+    """Read the object of a segment; return its problem, or that it was not read."""
     key = entry.remote.object_key if entry.remote is not None else ""
     if not copies.has_objects:
-        reason = f"only an object has these {entry.footer.record_count:,} records: it is read with --objects"
+        reason = f"only an object has these {entry.footer.record_count:,} records: use --objects to read it"
         return [Finding(key, 0, "not read", reason)]
     try:
         problem = copies.object_problem(entry)
@@ -337,14 +339,14 @@ def _check_object(copies: Copies, entry: TierEntry) -> list[Finding]:
 def _check_copy(
     copies: Copies, directory: str, entry: TierEntry, findings: list[Finding], *, read_records: bool
 ) -> CheckedSegment:
-    """Look at a segment that has no file. Objects are asked for only to read their records."""
+    """Check a segment without a file. The object store is accessed only to read records."""
     path = f"{directory}/{WARM}/{entry.warm_name}"
     size = copies.warm_bytes(entry)
     lost = entry.remote is None or entry.residency == "needs_recovery"
     state = "warm" if size == entry.warm_bytes else "missing" if lost else "cold"
     if state == "missing":
         if entry.remote is None:
-            findings.append(Finding(path, 0, "damaged", "the only copy of a segment is not there"))
+            findings.append(Finding(path, 0, "damaged", "the only copy of a segment is missing"))
         else:
             reason = "the object of a segment was missing or damaged when it was last fetched"
             findings.append(Finding(entry.remote.object_key, 0, "damaged", reason))
@@ -383,7 +385,7 @@ def _check_segment(fs: FileSystem, one: SegmentFile, findings: list[Finding], *,
         if one.footer is not None:
             _check_sealed(one, one.header, one.footer, scan, findings)
         elif scan.end < one.durable:
-            reason = f"the records end here, {one.durable} were synced"
+            reason = f"the records end here, but {one.durable} bytes were synced"
             findings.append(Finding(one.path, scan.end, "damaged", reason))
         elif scan.damage is not None:
             findings.append(Finding(one.path, scan.damage.offset, "torn tail", scan.damage.reason))
@@ -398,7 +400,7 @@ def _scan(fs: FileSystem, one: SegmentFile, header: SegmentHeader) -> RecordScan
     limit = min(one.size_bytes, max(header.max_size - FOOTER_BYTES, HEADER_BYTES))
     if one.footer is not None:
         return scan_records(fs.map_read(one.path).view(), HEADER_BYTES, limit)
-    # Not mapped: recovery may cut it meanwhile.
+    # Not mapped: recovery may truncate it meanwhile.
     file = fs.open_read(one.path)
     try:
         data = file.pread(limit, 0)
@@ -414,7 +416,7 @@ def _check_sealed(
     if scan.damage is not None and scan.damage.offset < end:
         findings.append(Finding(one.path, scan.damage.offset, "damaged", scan.damage.reason))
     elif (scan.end, scan.record_count, scan.checksum) != (end, footer.record_count, footer.checksum):
-        reason = f"{scan.record_count} records end at {scan.end}; the footer says {footer.record_count} and {end}"
+        reason = f"{scan.record_count} records end at {scan.end}; the footer has {footer.record_count} and {end}"
         findings.append(Finding(one.path, scan.end, "damaged", reason))
 
 
@@ -423,25 +425,25 @@ def _check_order(log: LogFiles, checked: list[CheckedSegment], findings: list[Fi
     for name in log.names():
         if name.segment_id in names:
             path = f"{log.directory}/{SEGMENTS}/{name}"
-            findings.append(Finding(path, 0, "damaged", f"segment {name.segment_id} is there twice"))
+            findings.append(Finding(path, 0, "damaged", f"segment {name.segment_id} exists twice"))
         names[name.segment_id] = name
-    sound = [one for one in checked if one.state != "damaged"]
-    for one, following in itertools.pairwise(sound):
+    intact = [one for one in checked if one.state != "damaged"]
+    for one, following in itertools.pairwise(intact):
         if one.state == "open" or one.records is None or one.segment_id == following.segment_id:
             continue
-        behind = one.base_record_count + one.records
-        if following.base_record_count > behind:
-            missing = f"records {behind} to {following.base_record_count - 1} of the log are in no segment"
+        end = one.base_record_count + one.records
+        if following.base_record_count > end:
+            missing = f"records {end} to {following.base_record_count - 1} of the log are in no segment"
             findings.append(Finding(following.path, 0, "damaged", missing))
         elif following.base_offset > one.base_offset + one.durable + FOOTER_BYTES:
-            missing = f"what follows record {behind - 1} of the log is in no segment; nobody knows how many records"
+            missing = f"an unknown number of records after record {end - 1} of the log is in no segment"
             findings.append(Finding(following.path, 0, "damaged", missing))
     pointer = log.pointer()
     if pointer is not None and pointer.segment_id > max(
         [*(one.segment_id for one in log.names()), *log.tiers().entries], default=-1
     ):
-        reason = f"segment {pointer.segment_id} was the newest one that was sealed, and is gone"
+        reason = f"segment {pointer.segment_id} was the newest sealed one and is missing"
         findings.append(Finding(f"{log.directory}/{SEGMENTS}", 0, "damaged", reason))
-    for segment_id, end in log.gone().items():
+    for segment_id, end in log.lost_segments().items():
         reason = f"segment {segment_id} has no file; its records were durable up to byte {end}"
         findings.append(Finding(f"{log.directory}/{SEGMENTS}", 0, "damaged", reason))

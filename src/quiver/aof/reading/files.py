@@ -1,9 +1,9 @@
 """
-A log's directory read without the log: beside a live writer, from another process, taking no lock and changing nothing.
-Segments that have no file are read where they are, from their packed files or from objects; nothing is brought back.
+The files of a log, read by another process while a writer may have the log open. Takes no lock and changes nothing.
 
-A segment counts as sealed when `current.sealed` vouches for it; of any other no more is durable than the durability
-snapshot says, which lags behind by about a second.
+Segments without a file are read from their packed files or objects; nothing is hydrated. A segment counts as sealed if
+`current.sealed` covers it. Of any other, only the part in the durability snapshot counts as durable; the snapshot is up
+to about a second old.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ _ATTEMPTS_MAX = 8
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
     """
-    A segment's file, from its first and its last bytes.
+    The file of a segment, described by its first and last bytes.
 
     Attributes:
-        header: None when it cannot be read; `problem` says why.
-        footer: None when it is not sealed, or cannot be read.
-        size_bytes: of the file.
+        header: None when it cannot be read; `problem` has the reason.
+        footer: None when the segment is unsealed, or the footer cannot be read.
+        size_bytes: the size of the file.
         durable: the offset up to which its records are known to be synced.
-        problem: what of it is not what was written; empty when nothing is known to be wrong.
-        is_sealed: whether it was sealed, and its records end at `durable`.
+        problem: the known damage; empty when there is none.
+        is_sealed: whether it was sealed, so that its records end at `durable`.
     """
 
     name: SegmentName
@@ -83,7 +83,7 @@ class SegmentFile:
 
     @property
     def extent(self) -> Extent:
-        """Where it lies in the log."""
+        """Its extent in the log."""
         return Extent(
             self.name.base_offset,
             self.durable if self.is_sealed else None,
@@ -94,10 +94,10 @@ class SegmentFile:
 
 class LogFiles:
     """
-    The files of the log in *directory*, as they are whenever they are asked for. Can be pickled.
+    The files of the log in *directory*. Every call reads their present state. Can be pickled.
 
     Args:
-        objects: where the log's objects are, as its settings say; None: they cannot be read.
+        objects: the location of the log's objects, as in its settings; None: objects cannot be read.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class LogFiles:
         self._end_if_believed: tuple[bytes | None, SealedPointer | None] = (None, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Connections cannot travel.
+        # Connections cannot be pickled.
         return {**self.__dict__, "_made": None}
 
     @property
@@ -128,7 +128,7 @@ class LogFiles:
 
     def tiers(self) -> TierState:
         """
-        Return what the manifest log says of the segments' copies.
+        Return the copies of the segments according to the manifest log.
 
         Raises:
             OSError: the disk cannot be read.
@@ -137,7 +137,7 @@ class LogFiles:
         folder = "" if stream_id is None else f"{self.directory}/{stream_folder(stream_id)}"
         if stream_id is None or not self._fs.exists(folder):
             return TierState()
-        # Chunks only grow until they are replaced by one of another name.
+        # Chunks only grow, until a chunk with another name replaces them.
         seen = []
         for name in self._fs.list_dir(folder):
             with contextlib.suppress(FileNotFoundError):
@@ -151,15 +151,15 @@ class LogFiles:
         return REAL_FILES if self._given is None else self._given
 
     def stream_id(self) -> int | None:
-        """Return the number of the log; None when it has none that can be read."""
+        """Return the number of the log; None when it cannot be read."""
         text = self._first_bytes(f"{self.directory}/{IDENTITY_NAME}", _IDENTITY_BYTES_MAX)
         word = (text or b"").decode("ascii", "replace").strip()
         return int(word) if word.isascii() and word.isdecimal() else None
 
     def pointer(self) -> SealedPointer | None:
         """
-        Return what says which segment was sealed last: `current.sealed`, or the segments where that is missing or does
-        not fit them; None when nothing says so.
+        Return the pointer to the segment that was sealed last: `current.sealed`, or one derived from the segments if
+        that is missing or contradicts them; None when neither is known.
         """
         data = self._first_bytes(f"{self.directory}/{SEGMENTS}/{POINTER_NAME}", POINTER_BYTES)
         if data is None or data != self._end_if_believed[0]:
@@ -171,7 +171,7 @@ class LogFiles:
         return self._end_if_believed[1]
 
     def pointer_problem(self) -> str | None:
-        """Return why `current.sealed` is ignored; None when it is not, or when there is none."""
+        """Return why `current.sealed` is ignored; None when it is valid or missing."""
         data = self._first_bytes(f"{self.directory}/{SEGMENTS}/{POINTER_NAME}", POINTER_BYTES)
         return None if data is None else self._pointer_problem(data)
 
@@ -186,8 +186,8 @@ class LogFiles:
 
     def _second_footer(self) -> SealedPointer | None:
         """
-        Return what the segments say: one is sealed, durably, before the next one is. Of the newest nobody knows, unless
-        a later segment is known to be durable.
+        Derive the pointer from the segments: each is sealed durably before the next one. The seal of the newest is
+        certain only if a later segment is known to be durable.
         """
         newest: SegmentFooter | None = None
         durable_id = max((one for one, end in self._durable().items() if end > HEADER_BYTES), default=-1)
@@ -217,7 +217,7 @@ class LogFiles:
         Return the segments that have a file in `segments/`, oldest first.
 
         Raises:
-            UsageError: there is no log.
+            UsageError: the directory holds no log.
             OSError: the disk cannot be read.
         """
         durable, pointer = self._known_durable()
@@ -230,15 +230,15 @@ class LogFiles:
 
     def names(self) -> list[SegmentName]:
         """
-        Return the names of the segments in `segments/`, oldest first; below the last none is missing that is there.
+        Return the names of the segments in `segments/`, oldest first, without gaps below the last one.
 
         Raises:
-            UsageError: there is no log.
+            UsageError: the directory holds no log.
             OSError: the disk cannot be read.
         """
         try:
-            # A listing may show the second of two files that are made meanwhile, and not the first: nothing counts that
-            # was not there before a listing began.
+            # A listing may show the second of two files that are created meanwhile, but not the first: only files that
+            # existed before a listing began count.
             newest = max(self._listed(), default=None)
             found = sorted(one for one in self._listed() if newest is not None and one <= newest)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -250,9 +250,9 @@ class LogFiles:
     def _listed(self) -> Iterator[SegmentName]:
         return filter(None, map(parse_segment_name, self._fs.list_dir(f"{self.directory}/{SEGMENTS}")))
 
-    def gone(self) -> dict[int, int]:
-        """Return the segments that were never sealed and have no file, and up to which offset each was durable."""
-        durable = self._durable()  # in this order: one that is sealed meanwhile may have left before it is looked for
+    def lost_segments(self) -> dict[int, int]:
+        """Return the unsealed segments without a file, and the offset up to which each was durable."""
+        durable = self._durable()  # first: a segment that is sealed meanwhile may be evicted before the listing
         here = {name.segment_id for name in self.names()}
         pointer = self.pointer()
         return {
@@ -266,23 +266,23 @@ class LogFiles:
         Return the segment with that id, as far as it can be read now; None when there is none.
 
         Raises:
-            CorruptionError: its header is not what was written.
+            CorruptionError: its header is damaged.
         """
         return self.piece(segment_id, 0, None, durable_only=durable_only)
 
     def piece(self, segment_id: int, start: int, end: int | None, *, durable_only: bool) -> Source | None:
         """
-        Return a segment of which only the records from offset *start* to *end* (None: all) are going to be read.
+        Return a segment for reading its records from offset *start* to *end* (None: all).
 
-        Of a packed segment no more is unpacked, and of an object no more is asked for.
+        Only the necessary frames of a packed segment are unpacked, and only the necessary ranges of an object fetched.
 
         Raises:
-            CorruptionError: it is not what was written.
+            CorruptionError: it is damaged.
             ObjectsUnavailableError: it is an object, and the store does not answer.
-            UsageError: it is an object, and nobody said where those are.
+            UsageError: it is an object, and the location of the objects is unknown.
         """
         for _ in range(_ATTEMPTS_MAX):
-            # In this order: the manifest says where a segment is before its file goes.
+            # In this order: the manifest is updated before a file is removed.
             name = next((one for one in self.names() if one.segment_id == segment_id), None)
             durable, pointer = self._known_durable()
             found = None if name is None else self._segment_file(name, pointer, durable)
@@ -300,18 +300,20 @@ class LogFiles:
                 source = self._of_damaged_file(found, durable_only=durable_only)
             except (CorruptionError, UsageError):
                 source = self._of_damaged_file(found, durable_only=durable_only)
-                if source is None and self._is_as_said(entry):
+                if source is None and self._is_current(entry):
                     raise
             if source is not None:
                 return source
-            # Or else it moved on while it was looked at.
+            # Otherwise it moved to another tier meanwhile.
         raise CorruptionError(
-            f"{self.directory}/{WARM}", 0, f"segment {segment_id} is nowhere for long enough to be read"
+            f"{self.directory}/{WARM}",
+            0,
+            f"segment {segment_id} kept moving between tiers while it was read; read it again",
         )
 
-    def _is_as_said(self, entry: TierEntry) -> bool:
-        """Say whether the manifest still says of a segment what *entry* does: one that was retired has no copies."""
-        # What was replayed between the two syncs of a write has the length of what came after them.
+    def _is_current(self, entry: TierEntry) -> bool:
+        """Return whether *entry* is still in the manifest: a retired segment has no copies."""
+        # A replay between the two syncs of a write sees the same length as one after both.
         self._known = (None, TierState())
         return self.tiers().entries.get(entry.segment_id) == entry
 
@@ -320,17 +322,17 @@ class LogFiles:
         name, data, problem = self._copied(entry, start, stop)
         view = memoryview(data)
         if start:
-            # Memory that nobody writes to costs nothing: offsets stay those of the segment.
-            room = bytearray(stop)
-            room[start:stop] = data
-            view = memoryview(room)
+            # Untouched memory costs nothing, and offsets stay those of the segment.
+            padded = bytearray(stop)
+            padded[start:stop] = data
+            view = memoryview(padded)
         return Source(
             entry.segment_id, name, view, stop, True, entry.footer.last_timestamp, _extent_of(entry),
             entry.header.base_timestamp, problem,
         )  # fmt: skip
 
     def _copied(self, entry: TierEntry, start: int, stop: int) -> tuple[str, bytes, str]:
-        """Return which copy of a segment was read, its bytes from *start* to *stop*, and what is wrong with them."""
+        """Read a copy of a segment; return its name, its bytes from *start* to *stop*, and their problem."""
         copies = self._copies
         damaged: CorruptionError | None = None
         if copies.warm_bytes(entry) == entry.warm_bytes:
@@ -348,9 +350,9 @@ class LogFiles:
         if damaged is None:
             name = SegmentName(entry.segment_id, entry.header.base_offset, entry.header.created_at)
             if self._fs.exists(f"{self.directory}/{SEGMENTS}/{name}"):
-                raise FileNotFoundError  # it was brought back
+                raise FileNotFoundError  # it was hydrated
             raise CorruptionError(
-                f"{self.directory}/{WARM}/{entry.warm_name}", 0, "the only copy of a segment is not there"
+                f"{self.directory}/{WARM}/{entry.warm_name}", 0, "the only copy of a segment is missing"
             )
         found = copies.salvage(entry, start, stop)
         if found is None:
@@ -358,7 +360,7 @@ class LogFiles:
         return damaged.path, found, damaged.reason
 
     def _of_damaged_file(self, found: SegmentFile | None, *, durable_only: bool) -> Source | None:
-        """Return a segment as far as its damaged file has it, because no copy of it is better."""
+        """Return what can be read of a segment's damaged file, because no copy is better."""
         with contextlib.suppress(CorruptionError):
             return None if found is None else self._of_file(found, durable_only=durable_only)
         return None
@@ -372,7 +374,7 @@ class LogFiles:
             if found.is_sealed and not found.problem:
                 data = self._fs.map_read(found.path).view()
             else:
-                # Read, not mapped: recovery cuts a file like this one, and a map of what was cut off ends the process.
+                # Read, not mapped: recovery truncates such files, and access to a truncated mapping ends the process.
                 limit = found.durable if durable_only or found.is_sealed else found.size_bytes
                 data = memoryview(self._first_bytes(found.path, max(limit, HEADER_BYTES)) or b"")
         except FileNotFoundError:
@@ -386,10 +388,10 @@ class LogFiles:
 
     def extent(self, segment_id: int) -> Extent | None:
         """
-        Return where the segment with that id lies in the log; None when there is none.
+        Return the extent of the segment with that id in the log; None when there is none.
 
         Raises:
-            UsageError: there is no log.
+            UsageError: the directory holds no log.
             OSError: the disk cannot be read.
         """
         found = self._file_of(segment_id)
@@ -399,12 +401,12 @@ class LogFiles:
         return None if found is None else found.extent
 
     def next_segment_id(self, segment_id: int) -> int | None:
-        """Return the lowest id above *segment_id* that a segment has."""
+        """Return the lowest segment id above *segment_id*; None when there is none."""
         ids = [one.segment_id for one in self.names()] + list(self.tiers().entries)
         return min((one for one in ids if one > segment_id), default=None)
 
     def next_sealed_segment_id(self, segment_id: int) -> int | None:
-        """Return the lowest id above *segment_id* that a sealed segment has."""
+        """Return the lowest id of a sealed segment above *segment_id*; None when there is none."""
         pointer = self.pointer()
         following = self.next_segment_id(segment_id)
         return following if following is not None and pointer and following <= pointer.segment_id else None
@@ -418,7 +420,7 @@ class LogFiles:
         return None if entry is None else entry.footer.last_timestamp
 
     def marks(self, segment_id: int) -> Sequence[IndexMark]:
-        """Return what was written down of where records of a sealed segment begin; nothing is found out here."""
+        """Return the stored index marks of a sealed segment; no index is made here."""
         extent = self.extent(segment_id)
         if extent is None or extent.end is None:
             return ()
@@ -431,7 +433,7 @@ class LogFiles:
 
     def stretch(self, segment_id: int, start: int, end: int | None) -> Source | None:
         """
-        Return a segment of which only what lies from offset *start* to *end* (None: all) is going to be read.
+        Return a segment for reading only the bytes from offset *start* to *end* (None: all).
 
         Raises:
             CorruptionError, ObjectsUnavailableError, UsageError: as `piece`.
@@ -442,49 +444,46 @@ class LogFiles:
         self, name: SegmentName, pointer: SealedPointer | None, durable: dict[int, int]
     ) -> SegmentFile | None:
         try:
-            return self._look_at(name, pointer, durable)
+            return self._inspect(name, pointer, durable)
         except FileNotFoundError:
-            return None  # it left since it was listed
+            return None  # removed after it was listed
 
-    def _look_at(self, name: SegmentName, pointer: SealedPointer | None, durable: dict[int, int]) -> SegmentFile | None:
+    def _inspect(self, name: SegmentName, pointer: SealedPointer | None, durable: dict[int, int]) -> SegmentFile | None:
         path = f"{self.directory}/{SEGMENTS}/{name}"
         try:
             head = self._first_bytes(path, HEADER_BYTES)
         except NO_FILE_ERRORS as error:
             return SegmentFile(name, path, None, None, 0, 0, no_file_reason(error))
         if head is None:
-            return None  # it left since it was listed
+            return None  # removed after it was listed
         size = self._fs.stat(path).size_bytes
         header, problem = _header_of(name, head)
         if pointer is None or name.segment_id > pointer.segment_id:
-            end_max = max(size, 0 if header is None else header.max_size)  # it may have been cut
+            end_max = max(size, 0 if header is None else header.max_size)  # it may be truncated
             return SegmentFile(name, path, header, None, size, min(durable.get(name.segment_id, 0), end_max), problem)
         assumed = header or SegmentHeader(name.segment_id & 0xFFFF_FFFF, 0, name.base_offset, size, name.created_at, 0)
         footer = self._footer(path, assumed, size, is_assumed=header is None)
         if footer is None:
-            problem = problem or "it was sealed, and its footer is not what was written"
+            problem = problem or "it was sealed, and its footer is damaged"
             end = self._end_of(name, size, pointer)
         else:
             end = footer.durable_bytes - name.base_offset
         return SegmentFile(name, path, header, footer, size, end, problem, is_sealed=True)
 
     def _end_of(self, name: SegmentName, size: int, pointer: SealedPointer) -> int:
-        """Return where the records of a sealed segment end whose footer is lost: right before what follows it."""
+        """Return where the records of a sealed segment without a footer end: directly before the next segment."""
         following = [one.base_offset for one in self._listed() if one.segment_id == name.segment_id + 1]
         entry = self.tiers().entries.get(name.segment_id + 1)
         if name.segment_id == pointer.segment_id:
-            behind = pointer.durable_bytes + FOOTER_BYTES
+            next_base = pointer.durable_bytes + FOOTER_BYTES
         elif following or entry is not None:
-            behind = min(following) if following or entry is None else entry.header.base_offset
+            next_base = min(following) if following or entry is None else entry.header.base_offset
         else:
-            behind = name.base_offset + size
-        return max(HEADER_BYTES, min(behind - FOOTER_BYTES - name.base_offset, SEGMENT_BYTES_MAX))
+            next_base = name.base_offset + size
+        return max(HEADER_BYTES, min(next_base - FOOTER_BYTES - name.base_offset, SEGMENT_BYTES_MAX))
 
     def _footer(self, path: str, header: SegmentHeader, size: int, *, is_assumed: bool = False) -> SegmentFooter | None:
-        """
-        Return the footer if it agrees with the header, of which no count of records is known when
-        it *is_assumed*.
-        """
+        """Return the footer if it agrees with the header; an assumed header has no record count to compare."""
         if not HEADER_BYTES + FOOTER_BYTES < header.max_size <= size:
             return None
         file = self._fs.open_read(path)
@@ -500,8 +499,8 @@ class LogFiles:
 
     def _known_durable(self) -> tuple[dict[int, int], SealedPointer | None]:
         """
-        Return how far unsealed segments are durable, and which was sealed last. In this order: the snapshot forgets a
-        segment when the pointer has it, and neither would know of one that is sealed between the two looks.
+        Return how far unsealed segments are durable, and the pointer, read in this order: a segment that is sealed
+        meanwhile moves from the snapshot to the pointer, and in the other order it would be in neither.
         """
         durable = self._durable()
         return durable, self.pointer()
@@ -541,10 +540,7 @@ def _extent_of(entry: TierEntry) -> Extent:
 
 
 def is_log_directory(fs: FileSystem, directory: str) -> bool:
-    """
-    Say whether *directory* is that of a log. Others have `segments/`, too; a log has a number, or segments of its
-    own.
-    """
+    """Return whether *directory* is that of a log: with `segments/`, and with a number or AOF segments."""
     if not fs.exists(f"{directory}/{SEGMENTS}"):
         return False
     if fs.exists(f"{directory}/{IDENTITY_NAME}"):
@@ -555,7 +551,7 @@ def is_log_directory(fs: FileSystem, directory: str) -> bool:
 
 def logs_below(fs: FileSystem, root: str) -> dict[str, str]:
     """
-    Return name → directory of the logs in *root*; *root* itself when it is one.
+    Return name → directory of the logs in *root*, or *root* itself if it is a log.
 
     Raises:
         UsageError: there are none.
@@ -567,7 +563,7 @@ def logs_below(fs: FileSystem, root: str) -> dict[str, str]:
         names = fs.list_dir(top)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"{top} holds no append-only log") from error
-    # A log that is being restored has a name that no log can have.
+    # A log that is being restored has a name that is invalid for logs.
     names = sorted(filter(is_stream_name, names))
     found = {name: f"{top}/{name}" for name in names if is_log_directory(fs, f"{top}/{name}")}
     if not found:

@@ -1,8 +1,7 @@
 """
-Sparse indexes of sealed segments: made when a segment is packed, or first searched; kept in `index/`.
+Sparse indexes of sealed segments: made when a segment is packed or first searched, and stored in `index/`.
 
-They only say where to begin to look. One that is missing, damaged, or that cannot be written costs a walk over its
-segment's heads.
+An index only shortens a search. Without one, the search reads all record heads of the segment.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _KEPT_MAX = 64
 
 def load_index(fs: FileSystem, root: str, segment_id: int, base_offset: int, end: int) -> SparseIndex | None:
     """
-    Return the index of a sealed segment that ends at *end*; None where there is none that is sound.
+    Return the index of a sealed segment that ends at *end*; None without a valid one.
 
     Raises:
         OSError: the disk cannot be read.
@@ -51,9 +50,9 @@ def load_index(fs: FileSystem, root: str, segment_id: int, base_offset: int, end
 
 def before_time(marks: Sequence[IndexMark], timestamp: int) -> tuple[int, int | None]:
     """
-    Return offsets between which the first record is that is not older than *timestamp*; None: up to the end.
+    Return the offsets between which the first record that is not older than *timestamp* begins; None: up to the end.
 
-    The second one is where a record begins that is not older.
+    At the second offset a record begins that is not older.
     """
     at = bisect_left(marks, timestamp, key=lambda mark: mark.timestamp)
     return (marks[at - 1].offset if at else HEADER_BYTES), (marks[at].offset if at < len(marks) else None)
@@ -70,7 +69,7 @@ class SparseIndexes:
     The indexes of one open log. Thread-safe.
 
     Attributes:
-        enabled: False keeps none and makes none.
+        enabled: whether indexes are stored and made.
     """
 
     def __init__(self, fs: FileSystem, root: str, *, enabled: bool, observer: Observer) -> None:
@@ -82,7 +81,7 @@ class SparseIndexes:
         self._kept: OrderedDict[int, tuple[IndexMark, ...]] = OrderedDict()
 
     def remove_others(self, known: Iterable[int]) -> None:
-        """Remove the indexes of segments that are gone, or all of them where none are wanted. Not durably."""
+        """Remove the indexes of other segments than *known*, or all if indexes are disabled. Not durable."""
         folder = f"{self._root}/{INDEX}"
         if not self._fs.exists(folder):
             return
@@ -95,7 +94,7 @@ class SparseIndexes:
 
     def marks(self, sealed: SealedSegment) -> tuple[IndexMark, ...] | None:
         """
-        Return the marks of a segment; None where there are none yet.
+        Return the marks of a segment; None when there are none yet.
 
         Raises:
             OSError: the disk cannot be read.
@@ -110,10 +109,7 @@ class SparseIndexes:
         return None if index is None else self._keep(sealed.segment_id, index.marks)
 
     def make(self, sealed: SealedSegment, view: memoryview) -> tuple[IndexMark, ...]:
-        """
-        Return the marks of a segment, of which *view* is the file, and write them down, as far as
-        the disk allows.
-        """
+        """Return the marks of a segment, whose file is *view*, and store them as far as the disk allows."""
         found = self.marks(sealed)
         if found is not None or not self.enabled:
             return found or ()
@@ -124,11 +120,11 @@ class SparseIndexes:
             self._fs.make_dirs(f"{self._root}/{INDEX}")
             replace_file(self._fs, f"{self._root}/{INDEX}/{name}", encode_index(index))
         except OSError:
-            self._observer.count("aof_index_failed_total")  # it is made again by whoever searches next
+            self._observer.count("aof_index_failed_total")  # the next search makes it again
         return self._keep(sealed.segment_id, marks)
 
     def remove(self, sealed: SealedSegment) -> None:
-        """Remove the index of a segment that left. Not durably: `remove_others` removes what a crash brings back."""
+        """Remove the index of a removed segment. Not durable: after a crash `remove_others` removes it."""
         with self._lock:
             self._kept.pop(sealed.segment_id, None)
         name = index_name(sealed.segment_id, sealed.header.base_offset)

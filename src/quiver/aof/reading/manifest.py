@@ -1,14 +1,14 @@
 """
-The MAN1 manifest log of one stream: what happened to its segments beyond their own files.
+The MAN1 manifest log of one stream: the tier events of its segments.
 
 ::
 
-    append   records behind the committed ones ▸ sync ▸ header with the new length and checksum ▸ sync
-    rotate   the chunk is full: mark it sealed ▸ a new chunk that begins with all there is to know ▸ the oldest go
+    append   records after the committed ones ▸ sync ▸ header with the new length and checksum ▸ sync
+    rotate   the chunk is full: mark it sealed ▸ a new chunk that begins with the complete state ▸ remove the oldest
 
-A crash in the first leaves the old length or the new one. In the second it leaves the old chunk alone or both, and the
-new one says all that the old one said. So the newest chunk is enough, and the log never grows beyond a few times what
-there is to know. The chunk before it stays, for the day on which the newest cannot be read.
+A crash during an append leaves the old length or the new one. A crash during a rotation leaves only the old chunk or
+both, and the new one has the complete state. So the newest chunk is sufficient, and the size of the log stays within a
+few times the size of the state. The chunk before it is kept in case the newest cannot be read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from quiver.primitives.scan import Frame, as_damage
 __all__ = ["CHUNK_BYTES", "ManifestLog", "Replayed", "replay_manifest"]
 
 CHUNK_BYTES = 256 * 1024
-"""A chunk is rotated above this, or above twice what it began with."""
+"""A chunk is rotated above this size, or above twice its initial size."""
 
 _CHUNK_BYTES_MAX = 1 << 30
 _KEPT = 2
@@ -48,12 +48,12 @@ _KEPT = 2
 @dataclass(slots=True)
 class Replayed:
     """
-    What the chunks of a stream say.
+    The result of replaying the chunks of a stream.
 
     Attributes:
-        damaged: path of a chunk → what is wrong with it, of those that the newest whole snapshot does not stand behind.
-        last: the header of the newest chunk when it can be gone on with.
-        last_ms: when the newest record was written, in milliseconds; None: there is none.
+        damaged: path of a chunk → its damage, for chunks that no later complete snapshot replaces.
+        last: the header of the newest chunk if it can be appended to.
+        last_ms: when the newest record was written, in milliseconds; None when there is none.
     """
 
     state: TierState = field(default_factory=TierState)
@@ -66,7 +66,7 @@ class Replayed:
 
 def replay_manifest(fs: FileSystem, root: str, stream_id: int) -> Replayed:
     """
-    Read the manifest log of a stream, changing nothing. What was never committed does not count.
+    Read the manifest log of a stream without changing it. Uncommitted records are ignored.
 
     Raises:
         OSError: the disk cannot be read.
@@ -81,7 +81,7 @@ def replay_manifest(fs: FileSystem, root: str, stream_id: int) -> Replayed:
         try:
             data = fs.read_all(path, size_max=_CHUNK_BYTES_MAX)
         except FileNotFoundError:
-            continue  # a live writer rotated meanwhile
+            continue  # the writer rotated meanwhile
         _take(found, path, index, memoryview(data))
     return found
 
@@ -111,7 +111,7 @@ def _take(found: Replayed, path: str, index: int, view: memoryview) -> None:
 
 
 def _salvage(view: memoryview) -> list[ManifestRecord]:
-    """Return the whole records at the beginning of a chunk whose header or checksum is not what was written."""
+    """Return the complete records at the beginning of a chunk with a damaged header or checksum."""
     header = decode_chunk_header(view)
     limit = min(len(view), header.value.tail_offset) if isinstance(header, Frame) else len(view)
     records = []
@@ -127,15 +127,16 @@ class ManifestLog:
     The log of one stream, open for writing. One thread at a time.
 
     Args:
-        fs, root, stream_id: where its chunks are.
-        chunk_bytes: a chunk is rotated above this.
+        fs, root, stream_id: the place of its chunks.
+        chunk_bytes: a chunk is rotated above this size.
 
     Attributes:
-        state: what it says; `write` takes every record in once it is durable.
-        damaged: path of a chunk → what is wrong with it, as it was found when the log was opened.
-        is_new: there was no chunk.
-        replay_chunks, replay_journal_lag_bytes: how many there were, and bytes at their end that were never committed.
-        replay_chunk_lag_seconds: how old their newest record was; 0 when there was none.
+        state: the tier state; `write` applies every record after it is durable.
+        damaged: path of a chunk → its damage, as found when the log was opened.
+        is_new: whether there was no chunk.
+        replay_chunks, replay_journal_lag_bytes: the number of chunks, and uncommitted bytes at their end, when the log
+            was opened.
+        replay_chunk_lag_seconds: the age of their newest record; 0 when there was none.
     """
 
     def __init__(
@@ -184,16 +185,16 @@ class ManifestLog:
         self._file = self._fs.open_write(path)
         self.replay_journal_lag_bytes = max(0, self._file.size() - header.committed_len)
         if self.replay_journal_lag_bytes:
-            self._file.truncate(header.committed_len)  # a torn end: it was never committed
+            self._file.truncate(header.committed_len)  # a torn end, which was never committed
         self._limit = max(self._chunk_bytes, header.committed_len)
 
     def write(self, records: Sequence[ManifestRecord]) -> None:
         """
-        Append *records*, all or none, durably on return.
+        Append all of *records* or none, durably.
 
         Raises:
-            OSError: whether they count is unknown until the log is opened again. The next write begins a new chunk,
-                which does not count them.
+            OSError: it is unknown until the next opening whether they were written. The next write begins a new chunk
+                without them.
         """
         data = b"".join(map(encode_manifest_record, records))
         self._lacks_space = False
@@ -212,7 +213,7 @@ class ManifestLog:
 
     @property
     def needs_chunk(self) -> bool:
-        """Whether nothing can be written before there is room for a new chunk."""
+        """Whether nothing can be written until there is space for a new chunk."""
         return self._file is None
 
     def _is_to_rotate(self, header: ChunkHeader, size: int) -> bool:
@@ -223,12 +224,12 @@ class ManifestLog:
         except OSError as error:
             if not is_full_disk(error):
                 raise
-            return False  # a new chunk says all there is to know: on a full disk the old one grows a little longer
+            return False  # a new chunk holds the complete state: on a full disk append to the old one instead
         return True
 
     def rotate(self) -> None:
         """
-        Begin a new chunk with all there is to know.
+        Begin a new chunk with the complete state.
 
         Raises:
             OSError: as `write`.
@@ -244,10 +245,10 @@ class ManifestLog:
         try:
             file.pwrite(data, header.committed_len)
         except OSError as error:
-            # Nothing counts before the header says so: the chunk goes on, and needs no room for a new one.
+            # Nothing is committed before the header is updated: the chunk stays usable and no new one is needed.
             self._lacks_space = is_full_disk(error)
             raise
-        # The length must never be on the disk before what it counts.
+        # The length must never reach the disk before the records that it covers.
         file.sync_data()
         grown = replace(header, tail_offset=end, committed_len=end, chunk_crc64=crc64_nvme(data, header.chunk_crc64))
         file.pwrite(encode_chunk_header(grown), 0)
@@ -280,7 +281,7 @@ class ManifestLog:
         remove_durably(self._fs, [f"{self._folder}/{name}" for name in sorted(old)])
 
     def close(self) -> None:
-        """Let go of the file. What was written stays. Idempotent."""
+        """Close the file. Idempotent."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -1,4 +1,4 @@
-"""A place in a log, and how a Spark checkpoint keeps it. Pure."""
+"""Positions in a log, as stored in Spark checkpoints. Pure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ RECORD_ID_MAX = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class AofPosition:
-    """Where the next record begins, or will: its id, and its place in the whole log where that is known."""
+    """The start of the next, perhaps future, record: its id, and its place in the complete log if known."""
 
     record_id: int
     log_bytes: int | None = None
 
     def to_json(self, log: str) -> dict[str, Any]:
-        """Return the dict Spark keeps. The order of the keys is part of the format."""
+        """Return the dict that Spark stores. The order of the keys is part of the format."""
         return {"v": _VERSION, "log": log, "record_id": self.record_id, "bytes": self.log_bytes}
 
 
 AofBound = Literal["earliest", "latest"] | int | IngestedAt
-"""An end of the log, a record id, or a time."""
+"""An end of the log, a record id, or a timestamp."""
 
 
 def position_from_json(value: object, log: str, path: str) -> AofPosition:
@@ -36,14 +36,16 @@ def position_from_json(value: object, log: str, path: str) -> AofPosition:
     Read a position back from a checkpoint.
 
     Raises:
-        UsageError: not a position of this source, or one of a newer version.
-        DataLossError: it counts in another log than *log*, which is in *path*.
+        UsageError: *value* is not a position of this source, or of a newer version.
+        DataLossError: the position belongs to another log than *log*, which is in *path*.
     """
     if not isinstance(value, Mapping) or value.get("v") != _VERSION:
-        raise UsageError(f"{str(value)[:120]} is no position of the quiver-aof source; is this its checkpoint?")
+        raise UsageError(f"{str(value)[:120]} is not a position of the quiver-aof source; is this its checkpoint?")
     record_id, count, of = value.get("record_id"), value.get("bytes"), value.get("log")
     if not isinstance(record_id, int) or not isinstance(count, int | None) or not 0 <= record_id <= RECORD_ID_MAX:
-        raise UsageError(f"{str(dict(value))[:120]} is no position of the quiver-aof source; is this its checkpoint?")
+        raise UsageError(
+            f"{str(dict(value))[:120]} is not a position of the quiver-aof source; is this its checkpoint?"
+        )
     if of != log:
         reason = f"the checkpoint belongs to log {of}, but {log} is here"
         raise DataLossError(path, 0, f"{reason}; point the query at the old one, or start it with a new checkpoint")

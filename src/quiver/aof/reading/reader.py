@@ -1,13 +1,13 @@
 """
-Reading a log: from any record on, across sealed segments and the one that is being written, each checksum verified.
+Readers of a log: from any record on, across sealed and unsealed segments, with every checksum verified.
 
-A reader takes no lock while it reads: it looks up a segment, and how far it may read in it, and walks. It knows its
-place in the whole log, so it passes over nothing in silence::
+A reader takes no lock while it iterates: it looks up a segment and its readable end, and reads up to there. It knows
+its place in the complete log, so it never skips records silently::
 
-    the next segment begins at its place ─▶ read on
-    it begins further on                 ─▶ what is between them is lost: reported once, with the range
-    a record is damaged                  ─▶ the next intact record is searched for, and the range is reported once
-    no copy of a segment can be read     ─▶ all of the segment is lost, and the next one is read
+    the next segment begins at its place ─▶ continue
+    it begins later                      ─▶ the records between them are lost: report the range once
+    a record is damaged                  ─▶ search the next intact record, and report the range once
+    no copy of a segment can be read     ─▶ report the segment as lost, and continue with the next one
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ _HALF = 0xFFFF_FFFF
 
 class Reader:
     """
-    The records from one on, in order. Iterating ends where the log ends now; iterating again goes on from there.
+    Reads records in order. An iteration ends at the present end of the log; the next one continues there.
 
-    After a `DataLossError` the same reader goes on behind what is lost.
+    After a `DataLossError` the reader continues after the lost range.
 
     Args:
-        start: the id of a record, or of the place behind the last one, or a `Place`. The records from it on are read;
-            0 is the first record there is.
-        views: payloads are views of the mapped file: nothing is copied, and the file stays mapped while one is kept.
-        durable_only: read only what is synced.
-        on_damage: what to do about records that are there and damaged: as *on_lost*, which it is when left out.
-        on_lost: `raise` DataLossError once for each range that is lost, or `skip` it and note it in `lost`.
-        observer: counts what is lost.
+        start: the id of a record, or of the place after the last one, or a `Place`: the first record to read. 0 is the
+            first available record.
+        views: return payloads as views of the mapped file: nothing is copied, and the file stays mapped while a view
+            exists.
+        durable_only: read only synced records.
+        on_damage: as *on_lost*, for damaged records; defaults to *on_lost*.
+        on_lost: `raise` DataLossError once for each lost range, or `skip` the range and add it to `lost`.
+        observer: counts lost records.
 
     Raises:
-        UsageError: *on_damage* or *on_lost* is neither.
+        UsageError: *on_damage* or *on_lost* has another value.
     """
 
     def __init__(
@@ -79,24 +80,24 @@ class Reader:
         self._on_lost = on_lost
         self._observer = observer or InMemoryObserver()
         self.skipped = 0
-        """Records that were passed over; where nobody knows how many, one for the range."""
+        """How many records were skipped. A range with an unknown number of records counts as one."""
         self.lost: list[tuple[int, int]] = []
-        """Ranges that were passed over: the id of the first record that is lost, and where the reader went on."""
+        """The skipped ranges: the id of the first lost record, and the position where the reader continued."""
         self._segment_id, self._offset = self._start = split_record_id(start if isinstance(start, int) else start[0])
         self._has_begun = False
         self._current: Source | None = None
         self._is_done = False
         """The segment at the position has no more records."""
         self._losses = 0
-        """Ranges of the segment at the position that were reported."""
+        """How many ranges of the current segment were reported."""
         self._base: int | None = None
-        """Bytes of the log before the segment at the position; None: not known."""
+        """Bytes of the log before the current segment; None: unknown."""
         self._count: int | None = None
-        """Records of the log before the position; None: not known."""
+        """Records of the log before the position; None: unknown."""
         self._locate(start)
 
     def _locate(self, start: int | Place) -> None:
-        """Find out where in the log the position is, while that is known: its segment may leave before it is read."""
+        """Locate the position in the log now, because its segment may be removed before it is read."""
         if isinstance(start, Place):
             self._base, self._count = start.log_bytes - max(self._offset, HEADER_BYTES), start.record_count
         elif start:
@@ -106,7 +107,7 @@ class Reader:
 
     @property
     def position(self) -> int:
-        """The id that the next record has, if it is in the segment of the last one."""
+        """The id of the next record, if that is in the current segment."""
         return self._segment_id << 32 | self._offset
 
     def __iter__(self) -> Iterator[Record]:
@@ -117,13 +118,13 @@ class Reader:
 
     def runs(self, *, records_max: int = 65_536) -> Iterator[RecordRun]:
         """
-        Yield the records from the position on as runs of up to *records_max*: columns, and where payloads lie. Needs
-        numpy.
+        Yield the records from the position on in runs of up to *records_max*: columns, and the places of payloads.
+        Needs numpy.
 
         Raises:
-            DataLossError: behind the last run that is yielded records are lost or damaged, and that is to be raised.
+            DataLossError: records after the last run are lost or damaged, and not to be skipped.
         """
-        batch: Any = importlib.import_module("quiver.aof.reading.batch")  # numpy and Arrow only for those who read so
+        batch: Any = importlib.import_module("quiver.aof.reading.batch")  # imports numpy and Arrow only when used
         while (source := self._source()) is not None:
             while self._offset < source.end:
                 run, end, damage = batch.read_run(source, self._offset, records_max=records_max)
@@ -138,33 +139,33 @@ class Reader:
 
     def probe(self) -> None:
         """
-        Look up the segment at the position, as reading does.
+        Look up the segment at the position without reading it.
 
         Raises:
-            WouldBlockError: it is being brought back, and this reader does not wait.
+            WouldBlockError: it is being hydrated, and this reader does not wait.
         """
-        with contextlib.suppress(CorruptionError):  # reading tells
+        with contextlib.suppress(CorruptionError):  # iterating raises it
             self._sources.source(self._segment_id, durable_only=self._durable_only)
 
-    def report_lost_segments(self, first: int, behind: int) -> None:
+    def report_lost_segments(self, first: int, end: int) -> None:
         """
-        Report that the segments from id *first* up to *behind* left before a follower asked for them.
+        Report that the segments from id *first* to before *end* were removed before a follower read them.
 
         Raises:
-            DataLossError: unless this reader passes over what is lost.
+            DataLossError: unless this reader skips lost records.
         """
         if self._on_lost == "raise":
-            reason = f"the segments from {first} on are gone; the follower goes on with {behind}"
+            reason = f"the segments from {first} on are gone; the follower goes on with {end}"
             raise DataLossError(self._sources.directory, 0, reason)
 
     # ---- from segment to segment
 
     def _source(self) -> Source | None:
         """
-        Return the segment at the position, or the next one that can be read; None when there is none by now.
+        Return the segment at the position, or the next readable one; None when there is none yet.
 
         Raises:
-            DataLossError: what is between them is lost; the next call goes on behind it.
+            DataLossError: records between them are lost; the next call continues after them.
         """
         while self._current is None:
             found, problem = self._look_up()
@@ -172,7 +173,7 @@ class Reader:
                 return self._enter(found)
             extent = None if self._is_done else self._sources.extent(self._segment_id)
             if extent is not None and problem is None:
-                found, problem = self._look_up()  # it may have been made between the two looks
+                found, problem = self._look_up()  # it may have been created between the two calls
                 if found is not None:
                     return self._enter(found)
             if extent is not None or problem is not None:
@@ -201,7 +202,7 @@ class Reader:
         if self._offset <= HEADER_BYTES:
             self._offset, self._count = HEADER_BYTES, extent.base_record_count
         if source.complete:
-            self._current = source  # looked up once: a copy that is damaged is not unpacked for each of its records
+            self._current = source  # looked up once: a damaged copy must not be unpacked for each of its records
         return source
 
     def _moved_on(self, source: Source) -> bool:
@@ -212,7 +213,7 @@ class Reader:
         if extent.base_record_count is not None and extent.record_count is not None:
             self._count = extent.base_record_count + extent.record_count
         if source.problem and not self._losses:
-            # All records have their checksums, but those do not cover times and ext_ids.
+            # All checksums match, but they do not cover timestamps and ext_ids.
             self._report(self.position, 0, source.path, 0, f"{source.problem}; times may be wrong", is_damage=True)
         following = self._sources.next_segment_id(self._segment_id)
         if following is None:
@@ -221,19 +222,19 @@ class Reader:
         return True
 
     def _go_to(self, following: int) -> None:
-        """Make the beginning of segment *following* the position; report what is lost on the way."""
+        """Move the position to the beginning of segment *following*, and report lost records before it."""
         extent = self._sources.extent(following)
         if extent is None:
-            return  # it left meanwhile
+            return  # it was removed meanwhile
         place = None if self._base is None else self._base + self._offset
         if self._has_begun or place is not None:
-            # Behind the end of a segment comes a footer, which counts.
+            # The footer after the end of a segment counts as bytes of the log.
             follows = place is None or extent.base_offset in (place, place + FOOTER_BYTES)
         else:
             follows = not any(self._start)
             if not follows and self._on_lost == "raise":
                 raise UnknownRecordError(
-                    f"no record {self.position}: segment {self._segment_id} is not there; the log goes on with record "
+                    f"no record {self.position}: segment {self._segment_id} is missing; the log continues with record "
                     f"{join_record_id(following, HEADER_BYTES)}, and a reader with on_lost='skip' begins there"
                 )
         first, count = self.position, self._count
@@ -245,7 +246,7 @@ class Reader:
             self._report(first, lost, self._sources.directory, 0, "no segment has them", is_damage=False)
 
     def _skip_segment(self, extent: Extent | None, problem: CorruptionError | None) -> None:
-        """Pass over the rest of the segment at the position: it has no file, or no copy of it can be read."""
+        """Skip the rest of the current segment: it has no file, or no copy of it can be read."""
         first, count, began_at = self.position, self._count, self._offset
         self._has_begun, self._is_done, self._losses = True, True, 0
         end = None if extent is None else extent.end
@@ -256,19 +257,19 @@ class Reader:
         else:
             self._count = extent.base_record_count + extent.record_count
         if end is not None and began_at >= end:
-            return  # all of it was read
+            return  # it was read completely
         if count is None and extent is not None and began_at <= HEADER_BYTES:
             count = extent.base_record_count
         lost = None if count is None or self._count is None else max(self._count - count, 1)
-        behind = self.position
-        if end is None:  # nobody knows where it ends: all before the next one is lost
+        resume = self.position
+        if end is None:  # its end is unknown: all before the next one is lost
             following = self._sources.next_segment_id(self._segment_id)
-            behind = join_record_id(self._segment_id + 1 if following is None else following, HEADER_BYTES)
+            resume = join_record_id(self._segment_id + 1 if following is None else following, HEADER_BYTES)
         if problem is None:
             reason = f"segment {self._segment_id} has no file"
-            self._report(first, lost, self._sources.directory, 0, reason, is_damage=False, behind=behind)
+            self._report(first, lost, self._sources.directory, 0, reason, is_damage=False, resume=resume)
         else:
-            self._report(first, lost, problem.path, problem.offset, problem.reason, is_damage=True, behind=behind)
+            self._report(first, lost, problem.path, problem.offset, problem.reason, is_damage=True, resume=resume)
 
     # ---- within a segment
 
@@ -315,7 +316,7 @@ class Reader:
             self._count += count
 
     def _skip_damage(self, source: Source, offset: int, reason: str) -> None:
-        """Go on behind the damaged record at *offset*, with the next intact one."""
+        """Skip the damaged record at *offset*, and continue with the next intact one."""
         is_start = (source.segment_id, offset) == self._start
         if is_start and not source.problem and not begins_at(self._sources, source, offset):
             raise unknown_record(source, offset)
@@ -337,27 +338,27 @@ class Reader:
 
     def _report(
         self, first: int, count: int | None, path: str, offset: int, reason: str, *, is_damage: bool,
-        behind: int | None = None,
+        resume: int | None = None,
     ) -> None:  # fmt: skip
-        """Count what is lost between *first* and *behind*, the position when left out, and raise it or note it."""
-        behind = self.position if behind is None else behind
+        """Count the loss from *first* to *resume*, by default the position, and raise it or add it to `lost`."""
+        resume = self.position if resume is None else resume
         records = 1 if count is None else count
         if records:
             self._observer.count("aof_records_lost_total", records, kind="damaged" if is_damage else "gone")
         if (self._on_damage if is_damage else self._on_lost) == "skip":
             self._observer.event(
-                "aof.records_lost", level=logging.WARNING, path=path, first=first, behind=behind, reason=reason
+                "aof.records_lost", level=logging.WARNING, path=path, first=first, behind=resume, reason=reason
             )
             if records:
                 self.skipped += records
-                self.lost.append((first, behind))
+                self.lost.append((first, resume))
             return
         if not records:
-            raise DataLossError(path, offset, f"{reason}; the reader goes on at {behind}")
+            raise DataLossError(path, offset, f"{reason}; the reader continues at {resume}")
         what = f"records from {first} on are" if count is None else f"{count} records from {first} on are"
         if count == 1:
             what = f"record {first} is"
-        raise DataLossError(path, offset, f"{what} lost ({reason}); the reader goes on at {behind}")
+        raise DataLossError(path, offset, f"{what} lost ({reason}); the reader continues at {resume}")
 
 
 def _known_marks(sources: Sources, source: Source) -> Sequence[IndexMark]:

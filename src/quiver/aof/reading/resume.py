@@ -1,10 +1,10 @@
 """
-Where reading goes on behind damage in a segment. Bytes only.
+The next intact record after damage in a segment. Bytes only.
 
-A record whose payload alone is damaged is followed by an intact one. Where its length is damaged, nothing says where
-the next record begins, and it is searched for: its time lies between those of the segment's first and last record, it
-has its checksum, and the lengths from it on lead to a place where a record is known to begin, or to the end of the
-segment. A payload may hold bytes that look like a record; the count of records in the footer tells most of them.
+If only the payload of a record is damaged, an intact record follows it. If its length is damaged, the start of the next
+record is unknown and is searched: its time is between those of the segment's first and last record, its checksum
+matches, and the lengths from there on lead to a known start of a record or to the end of the segment. A payload may
+contain bytes that look like a record; the record count in the footer exposes most of them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["Resumed", "end_of_record", "is_believed", "resume_after"]
 
 _HALF = 0xFFFF_FFFF
 _TIME_END = 16
-"""Behind the time in the head of a record: its high bytes, which records of one segment share, are the last ones."""
+"""The end of the time in a record's head. Its last bytes are the high ones, which records of a segment share."""
 
 _PATTERNS_MAX = 16
 _SPAN_NS_MAX = 1 << 55
-"""About a year: a segment of which only one end is known in time is not searched for records further from it."""
+"""About a year: if only one end of a segment's time range is known, records further from it are not found."""
 
 
 class Resumed(NamedTuple):
     """
-    Where the next intact record begins, or the end of the source.
+    The start of the next intact record, or the end of the source.
 
     Attributes:
-        records: how many there are from there on; None where they were not counted.
-        lost: how many records are passed over; None where nobody knows.
+        records: the number of records from there on; None if they were not counted.
+        lost: the number of skipped records; None if unknown.
     """
 
     offset: int
@@ -44,7 +44,7 @@ class Resumed(NamedTuple):
 
 
 def end_of_record(source: Source, offset: int) -> int | None:
-    """Return the offset behind the record at *offset*; None where no record with its checksum is."""
+    """Return the end of the record at *offset*; None if no record with a matching checksum is there."""
     start = offset + RECORD_HEAD_BYTES
     if start >= source.limit:
         return None
@@ -57,10 +57,7 @@ def end_of_record(source: Source, offset: int) -> int | None:
 
 
 def is_believed(source: Source, offset: int) -> bool:
-    """
-    Say whether a record begins at *offset*: it has its checksum, or its length leads to an intact one or to the
-    end.
-    """
+    """Return whether a record begins at *offset*: its checksum matches, or its length leads to a record or the end."""
     return end_of_record(source, offset) is not None or _end_if_believed(source, offset) is not None
 
 
@@ -68,13 +65,13 @@ def resume_after(
     source: Source, offset: int, marks: Sequence[IndexMark] = (), *, records_max: int | None = None
 ) -> Resumed:
     """
-    Return where reading goes on behind the damaged record at *offset*.
+    Return where reading continues after the damaged record at *offset*.
 
     Args:
         source: the segment.
-        offset: where the damaged record begins.
-        marks: places where records are known to begin.
-        records_max: how many records there can be behind this one; None when that is not known.
+        offset: the start of the damaged record.
+        marks: known starts of records.
+        records_max: the maximum number of records after this one; None if unknown.
     """
     stop = _end_if_believed(source, offset)
     if stop is not None:
@@ -91,7 +88,7 @@ def resume_after(
 
 
 def _end_if_believed(source: Source, offset: int) -> int | None:
-    """Return the offset behind the record at *offset* if its length leads to an intact record, or to the end."""
+    """Return the end of the record at *offset* if its length leads to an intact record, or to the end."""
     start = offset + RECORD_HEAD_BYTES
     if start >= source.limit:
         return None
@@ -104,7 +101,7 @@ def _end_if_believed(source: Source, offset: int) -> int | None:
 
 def _chain(source: Source, offset: int, places: set[int]) -> tuple[bool, int | None]:
     """
-    Say whether the lengths from the record at *offset* on lead to one of *places*, and how many records those are that
+    Return whether the lengths from the record at *offset* on lead to one of *places*, and the number of records if they
     lead to the end.
     """
     unpack, view, limit = RECORD_HEAD.unpack_from, source.view, source.limit
@@ -124,7 +121,7 @@ def _chain(source: Source, offset: int, places: set[int]) -> tuple[bool, int | N
 
 
 def _candidates(source: Source, start: int) -> Iterator[int]:
-    """Yield the offsets from *start* on at which a time of this segment is in the head of what may be a record."""
+    """Yield the offsets from *start* on where a record head with a time of this segment may be."""
     first, last = source.first_timestamp, source.last_timestamp
     if last == TIME_UNKNOWN:
         last = first + _SPAN_NS_MAX
@@ -134,7 +131,7 @@ def _candidates(source: Source, start: int) -> Iterator[int]:
         return
     unpack, view = RECORD_HEAD.unpack_from, source.view
     skip = _TIME_END - width
-    # Looked ahead, not consumed: the bytes of one place may be a part of those of the next.
+    # A lookahead consumes nothing: matches may overlap.
     found = re.compile(b"(?=" + b"|".join(map(re.escape, patterns)) + b")", re.DOTALL)
     for match in found.finditer(view, start + skip, source.limit):
         offset = match.start() - skip
@@ -145,10 +142,7 @@ def _candidates(source: Source, start: int) -> Iterator[int]:
 
 
 def _high_bytes(first: int, last: int) -> tuple[int, list[bytes]]:
-    """
-    Return the longest high bytes, and how many, of which numbers from *first* to *last* have only a few different
-    ones.
-    """
+    """Return the largest number of high bytes with few distinct values between *first* and *last*, and these values."""
     for width in range(7, 0, -1):
         low, high = first >> 8 * (8 - width), last >> 8 * (8 - width)
         if high - low < _PATTERNS_MAX:

@@ -1,4 +1,4 @@
-"""Finding records: one by its id, the first of a time, and whether one begins at a place."""
+"""Searches for records: one by its id, the first of a time, and whether one begins at a place."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def read_one(sources: Sources, record_id: int) -> Record:
     Return the record with that id.
 
     Raises:
-        UnknownRecordError: none begins there.
-        CorruptionError: it does not have its checksum.
+        UnknownRecordError: no record begins there.
+        CorruptionError: its checksum does not match.
     """
     segment_id, offset = split_record_id(record_id)
     source = sources.source(segment_id, durable_only=False)
     if source is None or not HEADER_BYTES <= offset < source.end:
-        raise UnknownRecordError(f"no record {record_id}: segment {segment_id} is not there, or ends before {offset}")
+        raise UnknownRecordError(f"no record {record_id}: segment {segment_id} is missing, or ends before {offset}")
     stop = end_of_record(source, offset)
     if stop is None:
         if source.problem:
@@ -48,13 +48,13 @@ def read_one(sources: Sources, record_id: int) -> Record:
 
 
 def unknown_record(source: Source, offset: int) -> UnknownRecordError:
-    """Return the error for a record that does not begin at *offset*."""
+    """Return the error for *offset* of a segment, where no record begins."""
     found = source.segment_id << 32 | offset
     return UnknownRecordError(f"no record {found}: none begins at byte {offset} of segment {source.segment_id}")
 
 
 def begins_at(sources: Sources, source: Source, offset: int) -> bool:
-    """Say whether a record of *source* begins at *offset*, as the lengths of those before it have it."""
+    """Return whether a record of *source* begins at *offset*, according to the lengths of the records before it."""
     at = max((one.offset for one in sources.marks(source.segment_id) if one.offset <= offset), default=HEADER_BYTES)
     while at < offset and at + RECORD_HEAD_BYTES < source.limit:
         (length, *_) = RECORD_HEAD.unpack_from(source.view, at)
@@ -64,7 +64,7 @@ def begins_at(sources: Sources, source: Source, offset: int) -> bool:
 
 def require_place(sources: Sources, record_id: int) -> None:
     """
-    Return when a record begins at that id, or when none lies across it: before the first one, or behind the last.
+    Check that *record_id* is a place between records: a record begins there, or none contains it.
 
     Raises:
         UnknownRecordError: it is inside a record.
@@ -82,7 +82,7 @@ def require_place(sources: Sources, record_id: int) -> None:
             return
         length: int = RECORD_HEAD.unpack_from(source.view, found)[0]
         if found + RECORD_HEAD_BYTES + length > offset:
-            # Or its length is damaged. Then the record at that place has its checksum.
+            # Unless its length is damaged. Then the checksum of the record at that place matches.
             whole = sources.stretch(segment_id, offset, None)
             if whole is None or end_of_record(whole, offset) is None:
                 raise unknown_record(source, offset)
@@ -93,18 +93,18 @@ def first_at(sources: Sources, timestamp: int) -> int | None:
     """
     Return the id of the first record that is not older than *timestamp*; None when all are older.
 
-    Timestamps never go back within a log, so segments whose last record is older are passed over.
+    Timestamps never decrease within a log, so segments whose last record is older are skipped.
 
     Raises:
-        CorruptionError: the segment that has it cannot be read.
+        CorruptionError: the segment of the record cannot be read.
     """
     return _first_at(sources, timestamp, begins=False)
 
 
 def begin_at(sources: Sources, timestamp: int) -> int | None:
     """
-    Return where a reader begins that wants the records from *timestamp* on: as `first_at`, but where that record is
-    damaged or lost, the place from which on the reader is told so.
+    Return where a reader of the records from *timestamp* on begins: as `first_at`, but if that record is damaged or
+    lost, the place at which the reader reports the loss.
     """
     return _first_at(sources, timestamp, begins=True)
 
@@ -144,7 +144,7 @@ def _first_in(sources: Sources, segment_id: int, timestamp: int, *, begins: bool
         end = offset + RECORD_HEAD_BYTES + int(length)
     if end == source.end:
         return None
-    # The lengths of damaged records lead nowhere: only those that have their checksums count.
+    # The lengths of damaged records are useless: only records with matching checksums count.
     whole = sources.stretch(segment_id, start, None)
     if whole is None:
         return None
@@ -157,10 +157,7 @@ def _first_in(sources: Sources, segment_id: int, timestamp: int, *, begins: bool
 
 
 def heads(source: Source, offset: int) -> Iterator[tuple[int, int]]:
-    """
-    Yield offset and timestamp of the records of *source* from *offset* on, unverified; a length of
-    none ends them.
-    """
+    """Yield offset and timestamp of the records of *source* from *offset* on, unverified, up to a length of zero."""
     unpack, view = RECORD_HEAD.unpack_from, source.view
     while offset + RECORD_HEAD_BYTES <= source.limit:
         length, _, timestamp, _ = unpack(view, offset)
@@ -171,7 +168,7 @@ def heads(source: Source, offset: int) -> Iterator[tuple[int, int]]:
 
 
 def intact_heads(source: Source, offset: int, marks: Sequence[IndexMark]) -> Iterator[tuple[int, int]]:
-    """Yield offset and timestamp of the records of *source* from *offset* on that have their checksums."""
+    """Yield offset and timestamp of the records of *source* from *offset* on with matching checksums."""
     while offset < source.end:
         stop = end_of_record(source, offset)
         if stop is None:

@@ -1,4 +1,4 @@
-"""What readers read from: segments, wherever they lie, with their bytes, and how far they may be read."""
+"""The sources of readers: segments with their bytes, wherever these are stored, and how far they may be read."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from quiver.aof.format.sparse_index import IndexMark
 __all__ = ["TIME_UNKNOWN", "Extent", "Place", "Record", "Source", "Sources"]
 
 TIME_UNKNOWN = (1 << 63) - 1
-"""Stands for the time of the last record of a segment that is still written."""
+"""The time of the last record of a segment that is still written."""
 
 
 class Extent(NamedTuple):
     """
-    Where a segment lies in its log: what is known without its records. The segment that follows begins right behind it,
-    or else what was between them is lost.
+    The place of a segment in its log, known without reading its records. If the next segment does not follow without a
+    gap, the records between them are lost.
 
     Attributes:
         base_offset: bytes of the log before it.
-        end: the offset behind its last record; None while records are appended.
-        base_record_count: records of the log before it; None where its header is lost.
-        record_count: its records; None while they become more, or where its footer is lost.
+        end: the offset after its last record; None while records are appended.
+        base_record_count: records of the log before it; None if its header is lost.
+        record_count: its records; None while records are appended, or if its footer is lost.
     """
 
     base_offset: int
@@ -33,12 +33,12 @@ class Extent(NamedTuple):
 
 class Source(NamedTuple):
     """
-    A segment that can be read up to `end`; `complete` when nothing will ever be behind it.
+    A segment that can be read up to `end`. It is `complete` if no records will follow.
 
     Attributes:
-        last_timestamp: of its last record at this moment, or `TIME_UNKNOWN`.
-        first_timestamp: of its first record; 0 where that is not known.
-        problem: why bytes of it may not be those that were written; empty when nothing is known to be wrong.
+        last_timestamp: the timestamp of its present last record, or `TIME_UNKNOWN`.
+        first_timestamp: the timestamp of its first record; 0 if unknown.
+        problem: why its bytes may be damaged; empty when no damage is known.
     """
 
     segment_id: int
@@ -53,7 +53,7 @@ class Source(NamedTuple):
 
     @property
     def limit(self) -> int:
-        """The offset up to which there are bytes: less than `end` where the file was cut short."""
+        """The offset up to which there are bytes: less than `end` if the file is truncated."""
         return min(self.end, len(self.view))
 
 
@@ -61,7 +61,7 @@ class Record(NamedTuple):
     """
     One record, as it was appended.
 
-    The payload is `bytes`, or a read-only view of the mapped segment where views were asked for.
+    The payload is `bytes`, or with ``views=True`` a read-only view of the mapped segment.
     """
 
     record_id: int
@@ -71,10 +71,7 @@ class Record(NamedTuple):
 
 
 class Place(NamedTuple):
-    """
-    A place in a log: the id that the record there has, or will have, and how many bytes and records
-    come before it.
-    """
+    """A place in a log: the id of the present or future record there, and the bytes and records before it."""
 
     record_id: int
     log_bytes: int
@@ -82,36 +79,33 @@ class Place(NamedTuple):
 
 
 class Sources(Protocol):
-    """Where a reader finds segments."""
+    """The segments of a log, for readers."""
 
     directory: str
-    """Of the log."""
+    """The directory of the log."""
 
     def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
         """
         Return the segment with that id, as far as it can be read now; None when there is none.
 
         Raises:
-            CorruptionError: it is there, and none of its bytes can be read.
+            CorruptionError: it exists, but none of its bytes can be read.
         """
 
     def extent(self, segment_id: int) -> Extent | None:
-        """
-        Return where the segment with that id lies in the log, without reading it; None when nothing
-        is known of it.
-        """
+        """Return the extent of the segment with that id, without reading it; None when unknown."""
 
     def next_segment_id(self, segment_id: int) -> int | None:
-        """Return the lowest id above *segment_id* that a segment has."""
+        """Return the lowest segment id above *segment_id*; None when there is none."""
 
     def next_sealed_segment_id(self, segment_id: int) -> int | None:
-        """Return the lowest id above *segment_id* that a sealed segment has."""
+        """Return the lowest id of a sealed segment above *segment_id*; None when there is none."""
 
     def last_timestamp(self, segment_id: int) -> int | None:
         """Return the timestamp of the last record of a sealed segment, without reading it; None for any other."""
 
     def marks(self, segment_id: int) -> Sequence[IndexMark]:
-        """Return what is known of where records of a sealed segment begin; nothing for any other."""
+        """Return the known starts of records in a sealed segment; nothing for any other."""
 
     def stretch(self, segment_id: int, start: int, end: int | None) -> Source | None:
-        """Return a segment of which only what lies from offset *start* to *end* (None: all) is going to be read."""
+        """Return a segment for reading only the bytes from offset *start* to *end* (None: all)."""

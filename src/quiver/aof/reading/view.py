@@ -1,7 +1,7 @@
 """
-A log read by Spark from beside its writer: what there is, which records a batch takes, and the records of one piece.
+A log that another process writes, read by Spark: the available ranges, the plan of a batch, the records of one piece.
 
-Only what is known to be durable is planned: what a power loss takes back gets its ids a second time.
+Only durable records are planned: after a power loss, ids of lost records are used again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log = logging.getLogger("quiver")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Records of one segment, from offset *start* to *stop*. `here` says that they lie in a file of their own."""
+    """Records of one segment, from offset *start* to *stop*. `here`: the segment has a local, unpacked file."""
 
     segment_id: int
     start: int
@@ -54,13 +54,13 @@ class Piece:
 
     @property
     def size_bytes(self) -> int:
-        """How much of the segment it is."""
+        """The size of the piece."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """A segment as far as it is durable."""
+    """The durable part of a segment."""
 
     segment_id: int
     base_offset: int
@@ -72,10 +72,10 @@ class _Extent:
 
 class LogView:
     """
-    One log, seen from beside its writer. Not thread-safe.
+    One log that another process writes. Not thread-safe.
 
     Args:
-        fail_on_data_loss: whether records that are gone are an error.
+        fail_on_data_loss: whether missing records are an error.
     """
 
     def __init__(self, files: LogFiles, *, fail_on_data_loss: bool) -> None:
@@ -84,7 +84,7 @@ class LogView:
 
     @property
     def identity(self) -> str:
-        """What tells this log from others."""
+        """The identity of the log: its number."""
         return str(self._files.stream_id())
 
     def _extents(self) -> list[_Extent]:
@@ -109,7 +109,7 @@ class LogView:
         _tell(DataLossError(where, 0, reason), fails=self._fails)
 
     def end(self) -> AofPosition:
-        """Return the place behind the last record that is known to be durable."""
+        """Return the position after the last durable record."""
         extents = self._extents()
         if not extents:
             return AofPosition(0)
@@ -118,7 +118,7 @@ class LogView:
 
     def resolve(self, bound: AofBound) -> AofPosition:
         """
-        Return the position that *bound* stands for now.
+        Resolve *bound* to a position.
 
         Raises:
             UnknownRecordError: it is an id inside a record.
@@ -132,17 +132,17 @@ class LogView:
             except UnknownRecordError:
                 raise
             except (QuiverError, OSError) as error:
-                _log.info("quiver.spark.aof_unread position=%d problem=%s", bound, error)  # reading it will tell
+                _log.info("quiver.spark.aof_unread position=%d problem=%s", bound, error)  # reading it raises the error
             return AofPosition(bound)
         return AofPosition(0) if bound == "earliest" else self.end()
 
     def pieces(self, start: AofPosition, stop: AofPosition) -> list[Piece]:
         """
-        Return the records from *start* to before *stop*, a piece for each segment.
+        Return the records from *start* to before *stop*, one piece for each segment.
 
         Raises:
-            DataLossError: some are gone.
-            UsageError: there is no log.
+            DataLossError: some are missing.
+            UsageError: the directory holds no log.
         """
         first, first_offset = split_record_id(start.record_id)
         last, last_offset = split_record_id(stop.record_id)
@@ -167,8 +167,8 @@ class LogView:
         for one in extents:
             follows = one.segment_id == first or start.record_id == 0
             if (one is not extents[0] or not follows) and expected != one.base_offset:
-                behind = join_record_id(one.segment_id, HEADER_BYTES)
-                self._lost(where, f"records from {place} on are gone; the log goes on with record {behind}")
+                resume = join_record_id(one.segment_id, HEADER_BYTES)
+                self._lost(where, f"records from {place} on are gone; the log continues with record {resume}")
             expected = one.base_offset + one.end + FOOTER_BYTES
             place = join_record_id(one.segment_id, one.end)
         reaches = bool(extents) and (extents[-1].segment_id, extents[-1].end) >= (last, last_offset)
@@ -176,7 +176,7 @@ class LogView:
             self._lost(where, f"records from {place} up to {stop.record_id} are gone")
 
     def reach(self, start: AofPosition, stop: AofPosition, *, rows_max: int | None, bytes_max: int) -> AofPosition:
-        """Return where a batch from *start* ends: at *stop*, or where the first limit is reached; never at *start*."""
+        """Return the end of a batch from *start*: *stop*, or where the first limit is reached; never *start*."""
         bases = {one.segment_id: one for one in self._extents()}
         rows = size = 0
         for piece in self.pieces(start, stop):
@@ -199,23 +199,23 @@ class LogView:
 
     def _walk(self, piece: Piece, rows_max: int | None, bytes_max: int, *, at_least: int) -> tuple[int, int]:
         """
-        Return the offset behind the records of *piece* that fit, and how many those are. A record begins there.
+        Return the end of the records of *piece* that fit, and their number. The end is the start of a record.
 
-        A piece that cannot be read is taken as a whole: its task will say what is wrong with it.
+        A piece that cannot be read is included completely: its task raises the error.
         """
         source = self._source(piece)
         at, count = piece.start, 0
         while source is not None and at + RECORD_HEAD_BYTES < piece.stop:
             (length, *_) = RECORD_HEAD.unpack_from(source.view, at)
-            behind = at + RECORD_HEAD_BYTES + length
-            is_full = (rows_max is not None and count >= rows_max) or behind - piece.start > bytes_max
-            fits = length > 0 and behind <= piece.stop
+            end = at + RECORD_HEAD_BYTES + length
+            is_full = (rows_max is not None and count >= rows_max) or end - piece.start > bytes_max
+            fits = length > 0 and end <= piece.stop
             if (count >= at_least and is_full) or not fits:
                 if is_believed(source, at):
                     return at, count
-                # Damage: a position, or the beginning of another task, would lie inside a record.
-                behind = resume_after(source, at).offset
-            at, count = behind, count + 1
+                # Damage: a position, or the beginning of another task, would be inside a record.
+                end = resume_after(source, at).offset
+            at, count = end, count + 1
         return piece.stop, count
 
     def _source(self, piece: Piece) -> Source | None:
@@ -226,7 +226,7 @@ class LogView:
         return source if source is not None and source.limit >= piece.stop else None
 
     def tasks(self, pieces: list[Piece], *, parallelism: int, partitions_min: int) -> list[tuple[Piece, ...]]:
-        """Share *pieces* out, in order, about equally by bytes. Those that lie in files are cut where it helps."""
+        """Distribute *pieces* in order to tasks of about equal size. Pieces in local files are split if that helps."""
         total = sum(piece.size_bytes for piece in pieces)
         wanted = max(1, partitions_min, min(parallelism, -(-total // _PIECE_BYTES)))
         share = max(1, -(-total // wanted))
@@ -255,10 +255,10 @@ def read_piece(
     files: LogFiles, piece: Piece, columns: tuple[str, ...], *, include_metadata: bool, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
     """
-    Yield the records of *piece*, each verified, in a task.
+    Yield the verified records of *piece*, in a task.
 
     Raises:
-        DataLossError: records of it are gone or damaged, and that is to be an error.
+        DataLossError: records are missing or damaged, and *fail_on_data_loss* is set.
     """
     try:
         source = files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
@@ -280,8 +280,8 @@ def read_piece(
         if damage is None:
             continue
         offset = resume_after(source, damage.offset, files.marks(piece.segment_id)).offset
-        first, behind = join_record_id(piece.segment_id, damage.offset), join_record_id(piece.segment_id, offset)
-        reason = f"records from {first} up to {behind} are lost ({damage.reason})"
+        first, resume = join_record_id(piece.segment_id, damage.offset), join_record_id(piece.segment_id, offset)
+        reason = f"records from {first} up to {resume} are lost ({damage.reason})"
         _tell(DataLossError(source.path, damage.offset, reason), fails=fail_on_data_loss)
 
 

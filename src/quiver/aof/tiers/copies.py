@@ -83,7 +83,7 @@ class Copies:
         Write the packed file of a segment, whose file is *view*; on return it is durable and verified against *view*.
 
         Raises:
-            OSError: there is no space, or the disk failed.
+            OSError: the disk is full or failed.
             CorruptionError: the file differs when it is read back.
         """
         name = warm_name(sealed.segment_id, sealed.header.base_offset, sealed.footer.sealed_at)
@@ -387,7 +387,7 @@ class Copies:
         Raises:
             CorruptionError: the object is missing or damaged.
             ObjectsUnavailableError: try again.
-            OSError: there is no space, or the disk failed.
+            OSError: the disk is full or failed.
         """
         packed = self.open_object(entry)
         path = f"{self.folder}/{entry.warm_name}"

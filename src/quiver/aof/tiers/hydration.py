@@ -129,7 +129,7 @@ class Hydration:
         Restore the file of a segment from a copy.
 
         Raises:
-            UnknownRecordError: there is no such sealed segment.
+            UnknownRecordError: no such sealed segment exists.
             CorruptionError, ObjectsUnavailableError, OSError: as `view`.
         """
         sealed = self._catalog.get(segment_id)
@@ -209,7 +209,7 @@ class Hydration:
         return self._placement.note([self._placement.event(Event.HYDRATION_FAILED, entry, reason)], entry)
 
     def _write_file(self, sealed: SealedSegment, packed: PackedSegment) -> memoryview | None:
-        """Write a segment's file from a copy; return None when there is no space or no descriptor."""
+        """Write a segment's file from a copy; return None when space or a descriptor is missing."""
         temporary = sealed.path + TEMPORARY_SUFFIX
         try:
             unpack_to(self._fs, temporary, packed, max_size=sealed.header.max_size)

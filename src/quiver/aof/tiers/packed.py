@@ -267,7 +267,7 @@ def unpack_to(fs: FileSystem, path: str, packed: PackedSegment, *, max_size: int
 
     Raises:
         CorruptionError: the packed segment is damaged; nothing is left at *path*.
-        OSError: there is no space, or the disk failed; the file is removed, as far as the disk allows.
+        OSError: the disk is full or failed; the file is removed, as far as the disk allows.
     """
     file = fs.create_or_truncate(path)
     try:

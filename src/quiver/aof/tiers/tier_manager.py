@@ -313,7 +313,7 @@ class TierManager:
         Remove the file of a sealed segment after a copy of it was verified. Its records can be read as before.
 
         Raises:
-            UnknownRecordError: there is no such sealed segment.
+            UnknownRecordError: no such sealed segment exists.
             UsageError: it is the newest sealed segment, which keeps its file.
             CorruptionError: the file is damaged.
             OSError, ObjectsUnavailableError: no copy could be made or verified; the file still exists.
@@ -416,7 +416,7 @@ class TierManager:
         Restore the file of a segment from a copy.
 
         Raises:
-            UnknownRecordError: there is no such sealed segment.
+            UnknownRecordError: no such sealed segment exists.
             CorruptionError, ObjectsUnavailableError, OSError: as `view`.
         """
         self._hydration.hydrate(segment_id)
@@ -426,7 +426,7 @@ class TierManager:
         Delete sealed segments with all their copies. They must be the oldest of the log: a log has no holes.
 
         Raises:
-            UnknownRecordError: there is no such sealed segment; nothing was deleted.
+            UnknownRecordError: no such sealed segment exists; nothing was deleted.
             UsageError: an older one would stay, or it is the newest sealed one; nothing was deleted.
             OSError: the disk failed; earlier segments are deleted.
         """

@@ -193,7 +193,7 @@ class Uploads:
         Upload a segment from its file; return None if it was retired meanwhile.
 
         Raises:
-            OSError, QuiverError: there is no object yet; try again.
+            OSError, QuiverError: the upload failed; try again.
         """
         manifest, segment_id = self._placement.manifest, sealed.segment_id
         view = self._verified_file(sealed)
