@@ -115,8 +115,8 @@ class TestSmallLog(SmallLogContract):
         ("retries_syncs", "a_failed_log_refuses_until_it_is_opened_again", "were promised"),
         ("syncs_on_open", "a_crash_at_any_step_keeps_what_was_acknowledged", "recovering twice equals once"),
         ("syncs_names", "a_crash_at_any_step_keeps_what_was_acknowledged", "recovering twice equals once"),
-        ("checks_sums", "a_crash_at_any_step_keeps_what_was_acknowledged", "a record is whole"),
-        ("cuts_failed_writes", "a_full_disk_passes", "each record is there once"),
+        ("checks_sums", "a_crash_at_any_step_keeps_what_was_acknowledged", "a record is complete"),
+        ("cuts_failed_writes", "a_full_disk_is_temporary", "each record exists once"),
     ],
 )
 def test_carelessness_is_found(carelessness, test, words):

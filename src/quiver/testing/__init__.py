@@ -1,19 +1,19 @@
 """
-The test kit, shipped: disks that crash, disks that fail, a clock that obeys, and the contracts they keep.
+The shipped test kit: file systems that crash or fail, a manual clock, and the contracts of the ports.
 
 ======================  ======================================================================================
 file                    purpose
 ======================  ======================================================================================
-`crashfs.py`            `CrashFileSystem`: in memory; a clone holds what a power cut or a kill leaves
-`crash_nodes.py`        what one file and one directory of it remember: synced, and not yet synced
-`faultfs.py`            `FaultFileSystem`: any file system, whose n-th write, sync, … fails
-`clock.py`              `ManualClock`: time that passes when the test says so
-`contracts.py`          `FileSystemContract`: what every implementation of the port must do
-`log_contract.py`       `AppendLogContract`: what every append log must do, on all of the above
-`faultobjects.py`       `FaultObjects`: any object tier, whose n-th call fails, is slow, cut short or repeated
-`objects_contract.py`   `ObjectTierContract`: what every object tier must do
-`faultmetadata.py`      `FaultMetadata`: any metadata store, away for a call or for minutes
-`metadata_contract.py`  `MetadataContract`: what every metadata store must do
+`crashfs.py`            `CrashFileSystem`: in memory; a clone is the disk after a power loss or a kill
+`crash_nodes.py`        the files and directories of it, with synced and unsynced state
+`faultfs.py`            `FaultFileSystem`: wraps a file system and fails its n-th write, sync, …
+`clock.py`              `ManualClock`: time that the test controls
+`contracts.py`          `FileSystemContract`: tests for every implementation of the port
+`log_contract.py`       `AppendLogContract`: tests for every append log, on all of the above
+`faultobjects.py`       `FaultObjects`: wraps an object tier; calls fail, are slow, truncated or repeated
+`objects_contract.py`   `ObjectTierContract`: tests for every object tier
+`faultmetadata.py`      `FaultMetadata`: wraps a metadata store and makes it unavailable
+`metadata_contract.py`  `MetadataContract`: tests for every metadata store
 ======================  ======================================================================================
 
 A crash suite in five lines::

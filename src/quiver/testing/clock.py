@@ -1,4 +1,4 @@
-"""Time that passes when the test says so."""
+"""A clock that the test controls."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _NS = 1_000_000_000
 
 class ManualClock:
     """
-    A `quiver.clock.Clock` that only moves when told. No call ever sleeps in real time.
+    A `quiver.clock.Clock` that only moves when the test advances it. No call ever sleeps in real time.
 
-    What a wait with a time-out does is chosen at the start:
+    *waits* selects how a wait with a timeout behaves:
 
     ``skip`` (the default), for code without threads
-        The wait is over at once: the clock moves on by the time-out and the answer is False. The condition's lock
-        is let go for a moment, and a notification that arrives in it counts. A wait without time-out returns
-        True at once, as conditions may.
+        The wait returns immediately: the clock advances by the timeout and the result is False. The condition's lock
+        is released for a moment, and a notification that arrives then counts. A wait without a timeout returns True
+        immediately, as conditions may.
     ``hold``, for code with threads
-        The waiting thread stops until somebody notifies the condition, or until `advance` in another thread has
-        moved the clock past its deadline. `wait_for_waiters` tells the test when threads have stopped.
+        The thread waits until the condition is notified, or until `advance` in another thread has moved the clock past
+        its deadline. `wait_for_waiters` returns when threads are waiting.
 
     Args:
-        now_ns: where the wall clock starts.
+        now_ns: the start of the wall clock.
         waits: ``skip`` or ``hold``.
     """
 
@@ -34,19 +34,19 @@ class ManualClock:
         self._wall_ns = now_ns
         self._passed_ns = 0
         self._waits = waits
-        self._waiting: dict[object, threading.Condition] = {}  # one ticket a stopped thread
+        self._waiting: dict[object, threading.Condition] = {}  # one ticket for each waiting thread
 
     def now_ns(self) -> int:
-        """Wall clock, nanoseconds since the Unix epoch."""
+        """Return the wall clock, in nanoseconds since the Unix epoch."""
         return self._wall_ns
 
     def monotonic(self) -> float:
-        """Seconds that `advance` and skipped waits have let pass."""
+        """Return the seconds that passed by `advance` and skipped waits."""
         return self._passed_ns / _NS
 
     def advance(self, seconds: float) -> None:
         """
-        Let *seconds* pass on both clocks and wake every held wait, so that those whose deadline passed end.
+        Advance both clocks by *seconds* and wake every held wait, so that those past their deadline end.
 
         Do not call it while holding a condition that another thread waits on, unless its lock is an RLock.
         """
@@ -58,29 +58,26 @@ class ManualClock:
             with condition:
                 condition.notify_all()
             with self._state:
-                # It counts as stopped again when it waits again, so `wait_for_waiters` may follow at once.
+                # The thread counts as waiting only when it waits again, so `wait_for_waiters` may follow directly.
                 self._waiting.pop(ticket, None)
 
     def step_wall(self, seconds: float) -> None:
-        """
-        Set the wall clock forward by *seconds*, or back when they are below 0. The monotonic clock
-        does not change.
-        """
+        """Step the wall clock by *seconds*, which may be negative. The monotonic clock does not change."""
         self.set_wall_ns(self.now_ns() + round(seconds * _NS))
 
     def set_wall_ns(self, now_ns: int) -> None:
-        """Step the wall clock, back or forward, as an administrator would. `monotonic` does not notice."""
+        """Set the wall clock, as an administrator would. The monotonic clock does not change."""
         with self._state:
             self._wall_ns = now_ns
 
     def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
-        """Wait on a held *condition*; False when *timeout_s* passed first. See the class for what waiting means."""
+        """Wait on a held *condition*; return False if *timeout_s* passes first. The class describes the two modes."""
         if self._waits == "hold":
             return self._hold(condition, timeout_s)
         notified = condition.wait(0)
         if notified or timeout_s is None:
             return True
-        # At least something: a caller whose deadline is a rounding error away would wait for ever.
+        # At least 1 ns: otherwise a caller whose deadline is a rounding error away would wait for ever.
         passed_ns = max(1 if timeout_s > 0 else 0, round(timeout_s * _NS))
         with self._state:
             self._passed_ns += passed_ns
@@ -94,7 +91,7 @@ class ManualClock:
             self._waiting[ticket] = condition
             self._state.notify_all()
         try:
-            # Between the line above and the next nobody can notify: the caller holds the condition.
+            # No notification can come between the line above and the next: the caller holds the condition.
             if deadline is None or self._passed_ns < deadline:
                 condition.wait()
         finally:

@@ -1,5 +1,5 @@
 """
-Contract suites: inherit one, give it fixtures, and an implementation is held to everything the port promises.
+The contract of file systems: inherit it and provide fixtures, to test an implementation against the port.
 
 ::
 
@@ -7,9 +7,9 @@ Contract suites: inherit one, give it fixtures, and an implementation is held to
         @pytest.fixture
         def files(self): ...           # a quiver.primitives.disk.file_system.FileSystem
         @pytest.fixture
-        def root(self): ...            # an existing, empty directory of it, without a slash at the end
+        def root(self): ...            # an existing, empty directory of it, without a trailing slash
 
-Power loss is not part of it: a real disk cannot be asked. `quiver.testing.crashfs` can.
+Power loss is not part of it, because it cannot be tested on a real disk; use `quiver.testing.crashfs` for that.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def _opened(file: File) -> Iterator[File]:
 
 
 class FileSystemContract:
-    """What every `FileSystem` does. Subclasses give the fixtures ``fs`` and ``root``."""
+    """Tests for every `FileSystem`. Subclasses provide the fixtures ``fs`` and ``root``."""
 
-    def test_what_is_written_is_read_back(self, fs: FileSystem, root: str) -> None:
-        """A write is visible on return, at its offset, through any handle; a hole reads as zeros."""
+    def test_read_returns_written_bytes(self, fs: FileSystem, root: str) -> None:
+        """A write is visible on return, at its offset, through any handle. A hole reads as zeros."""
         with _opened(fs.create(f"{root}/f")) as file:
             file.pwrite(b"world", 5000)
             file.pwrite(bytearray(b"hello"), 0)
@@ -69,12 +69,12 @@ class FileSystemContract:
             _require(file.pread(5, 0) == b"HEllo", "bytes are where they were written")
             with _opened(fs.open_read(f"{root}/f")) as reader:
                 _require(reader.pread(10, 4998) == b"\0\0world", "a short read ends at the end of the file")
-                _require(reader.pread(10, 9999) == b"", "behind the end there is nothing")
-                _require(reader.pread(0, 0) == b"", "nothing was asked for")
-                _require(reader.size() == 5005, "the size is what was written")
+                _require(reader.pread(10, 9999) == b"", "a read past the end is empty")
+                _require(reader.pread(0, 0) == b"", "a read of no bytes is empty")
+                _require(reader.size() == 5005, "the size is the end of the last write")
 
     def test_gathered_writes_join_their_parts(self, fs: FileSystem, root: str) -> None:
-        """`pwritev` writes any number of parts, empty ones too, one behind the other."""
+        """`pwritev` writes any number of parts, including empty ones, in order."""
         for count in (0, 1, 3, 3000):
             parts = [b"%d," % index if index % 5 else b"" for index in range(count)]
             with _opened(fs.create_or_truncate(f"{root}/f")) as file:
@@ -82,19 +82,19 @@ class FileSystemContract:
                 _require(file.pread(100_000, 7) == b"".join(parts), f"{count} parts are joined")
 
     def test_wide_views_count_in_bytes(self, fs: FileSystem, root: str) -> None:
-        """A view of 8-byte items is written whole."""
+        """A view of 8-byte items is written completely."""
         with _opened(fs.create(f"{root}/f")) as file:
             file.pwrite(memoryview(bytes(range(16))).cast("Q"), 0)
             _require(file.pread(99, 0) == bytes(range(16)), "16 bytes are 16 bytes")
 
     def test_truncate_cuts_and_extends(self, fs: FileSystem, root: str) -> None:
-        """What is cut off is gone: extended again, the file reads as zeros there."""
+        """Truncated bytes are lost: after the file is extended again, they read as zeros."""
         with _opened(fs.create(f"{root}/f")) as file:
             file.pwrite(b"x" * 10_000, 0)
             file.truncate(5000)
-            _require(file.size() == 5000, "the file is cut")
+            _require(file.size() == 5000, "the file is truncated")
             file.truncate(10_000)
-            _require(file.pread(10_000, 0) == b"x" * 5000 + bytes(5000), "what is new is zero")
+            _require(file.pread(10_000, 0) == b"x" * 5000 + bytes(5000), "new bytes are zero")
 
     def test_create_never_opens_an_existing_file(self, fs: FileSystem, root: str) -> None:
         """`create` refuses; `create_or_truncate` empties."""
@@ -105,7 +105,7 @@ class FileSystemContract:
             _require(file.size() == 0, "it is empty")
 
     def test_missing_names_are_errors(self, fs: FileSystem, root: str) -> None:
-        """FileNotFoundError, with the path, wherever an existing file is needed."""
+        """Calls that need an existing file raise FileNotFoundError with the path."""
         path = f"{root}/missing"
         calls: tuple[Callable[[str], object], ...] = (
             fs.open_read, fs.open_write, fs.map_read, fs.remove, fs.stat,
@@ -124,7 +124,7 @@ class FileSystemContract:
         _require(not fs.exists(f"{path}/f"), "nor does anything below it")
 
     def test_a_file_is_not_a_directory(self, fs: FileSystem, root: str) -> None:
-        """NotADirectoryError where a directory is needed; nothing exists below a file."""
+        """Calls that need a directory raise NotADirectoryError; nothing exists below a file."""
         _write(fs, f"{root}/f", b"")
         with _refused(NotADirectoryError, f"{root}/f"):
             fs.list_dir(f"{root}/f")
@@ -132,10 +132,10 @@ class FileSystemContract:
             fs.sync_dir(f"{root}/f")
         with _refused(NotADirectoryError, f"{root}/f"):
             fs.make_dirs(f"{root}/f")
-        _require(not fs.exists(f"{root}/f/g"), "nothing is below a file")
+        _require(not fs.exists(f"{root}/f/g"), "nothing exists below a file")
 
     def test_a_reader_cannot_write(self, fs: FileSystem, root: str) -> None:
-        """`open_read` gives a handle that refuses to write; a closed handle refuses everything."""
+        """A handle of `open_read` refuses to write; a closed handle refuses every call."""
         _write(fs, f"{root}/f", b"x")
         with _opened(fs.open_read(f"{root}/f")) as reader, _refused(OSError, f"{root}/f", errno.EBADF):
             reader.pwrite(b"y", 0)
@@ -147,7 +147,7 @@ class FileSystemContract:
                 call()
 
     def test_rename_replaces(self, fs: FileSystem, root: str) -> None:
-        """After a rename only the new name is there; handles follow the file."""
+        """After a rename only the new name exists; handles follow the file."""
         _write(fs, f"{root}/old", b"new contents")
         _write(fs, f"{root}/target", b"old contents")
         with _opened(fs.open_read(f"{root}/target")) as before:
@@ -159,7 +159,7 @@ class FileSystemContract:
         _require(fs.list_dir(root) == ["target"], "renaming to itself changes nothing")
 
     def test_link_gives_a_second_name(self, fs: FileSystem, root: str) -> None:
-        """Both names lead to one file, until the last is removed. A name that is taken stays what it is."""
+        """Both names refer to one file until the last is removed. An existing target stays unchanged."""
         _write(fs, f"{root}/first", b"same")
         _write(fs, f"{root}/taken", b"other")
         fs.link(f"{root}/first", f"{root}/second")
@@ -169,7 +169,9 @@ class FileSystemContract:
         with _refused(FileNotFoundError, f"{root}/nothing"):
             fs.link(f"{root}/nothing", f"{root}/third")
         fs.remove(f"{root}/first")
-        _require(fs.read_all(f"{root}/second", size_max=9) == b"same", "the contents stay under the other name")
+        _require(
+            fs.read_all(f"{root}/second", size_max=9) == b"same", "the contents stay available under the other name"
+        )
         _require(fs.list_dir(root) == ["second", "taken"], "nothing else was made")
 
     def test_rename_between_directories(self, fs: FileSystem, root: str) -> None:
@@ -180,34 +182,34 @@ class FileSystemContract:
         fs.rename(f"{root}/a/f", f"{root}/b/g")
         fs.sync_dir(f"{root}/b")
         fs.sync_dir(f"{root}/a")
-        _require(fs.list_dir(f"{root}/a") == [], "it left")
-        _require(fs.read_all(f"{root}/b/g", size_max=1) == b"x", "it arrived")
+        _require(fs.list_dir(f"{root}/a") == [], "it is no longer in the source")
+        _require(fs.read_all(f"{root}/b/g", size_max=1) == b"x", "it is in the target")
 
     def test_make_dirs_makes_parents(self, fs: FileSystem, root: str) -> None:
-        """All missing parents, with the mode; existing ones are left alone."""
+        """Missing parents are created with the mode; existing ones stay unchanged."""
         fs.make_dirs(f"{root}/a/b/c", mode=0o750)
         _write(fs, f"{root}/a/b/f", b"x")
         fs.make_dirs(f"{root}/a/b")
         fs.make_dirs(f"{root}/a/b/c/d/")
         _require(fs.list_dir(f"{root}/a/b") == ["c", "f"], "names are sorted")
-        _require(fs.exists(f"{root}/a/b/c/d"), "the last one is there, too")
-        _require(fs.stat(f"{root}/a/b/c").mode == 0o750, "the mode is as asked, whatever the umask")
+        _require(fs.exists(f"{root}/a/b/c/d"), "the last one exists, too")
+        _require(fs.stat(f"{root}/a/b/c").mode == 0o750, "the mode is the requested one, regardless of the umask")
 
     def test_stat(self, fs: FileSystem, root: str) -> None:
-        """Size, mode, time and inode; another file is another inode."""
+        """Size, mode, time and inode are right; another file has another inode."""
         with _opened(fs.create(f"{root}/f", mode=0o640)) as file:
             file.pwrite(b"12345", 0)
             file.sync_data()
             found = fs.stat(f"{root}/f")
             _require(found.size_bytes == 5, "the size is right")
-            _require(found.mode == 0o640, "the mode is as asked, whatever the umask")
+            _require(found.mode == 0o640, "the mode is the requested one, regardless of the umask")
             _require(found.modified_ns > 0, "there is a time")
             file.set_mode(0o440)
             file.sync()
             _require(fs.stat(f"{root}/f").mode == 0o440, "the mode can be changed")
         _write(fs, f"{root}/g", b"")
-        _require(fs.stat(f"{root}/g").inode != found.inode, "two files are two")
-        _require(fs.free_bytes(root) > 0, "there is room")
+        _require(fs.stat(f"{root}/g").inode != found.inode, "two files have two inodes")
+        _require(fs.free_bytes(root) > 0, "the disk has free space")
 
     def test_read_all_is_bounded(self, fs: FileSystem, root: str) -> None:
         """A file of exactly the limit is read; one byte more is EFBIG."""
@@ -217,14 +219,11 @@ class FileSystemContract:
             fs.read_all(f"{root}/f", size_max=4)
 
     def test_a_mapping_outlives_everything(self, fs: FileSystem, root: str) -> None:
-        """
-        A view stays valid after the mapping was closed and the file unlinked. An empty file maps to
-        an empty view.
-        """
+        """A view stays valid after its mapping is closed and its file unlinked. An empty file maps to an empty view."""
         _write(fs, f"{root}/f", b"x" * 10_000)
         mapping = fs.map_read(f"{root}/f")
         view = mapping.view()
-        _require(view.readonly, "nobody writes through it")
+        _require(view.readonly, "the view is read-only")
         fs.remove(f"{root}/f")
         mapping.close()
         mapping.close()
@@ -233,15 +232,15 @@ class FileSystemContract:
         _require(len(fs.map_read(f"{root}/empty").view()) == 0, "empty is empty")
 
     def test_a_writable_mapping_is_the_file(self, fs: FileSystem, root: str) -> None:
-        """What is stored is read back through any handle at once, and what is written is seen in the mapping."""
+        """Stores are visible through any handle immediately, and writes are visible in the mapping."""
         with _opened(fs.create(f"{root}/f")) as file:
             reserve_blocks(file, 0, 10_000, on_unsupported="zeros")
             mapping = file.map_write()
             view = mapping.view()
             view[5_000:5_004] = b"data"
-            _require(file.pread(6, 4_999) == b"\0data\0", "a store shows in the file")
+            _require(file.pread(6, 4_999) == b"\0data\0", "a store is visible in the file")
             file.pwrite(b"DA", 5_000)
-            _require(bytes(view[5_000:5_004]) == b"DAta", "a write shows in the mapping")
+            _require(bytes(view[5_000:5_004]) == b"DAta", "a write is visible in the mapping")
             mapping.touch(0, 10_000)
             mapping.sync()
             _require(file.pread(4, 5_000) == b"DAta", "writing again and syncing change nothing")
@@ -249,18 +248,18 @@ class FileSystemContract:
             mapping.close()
         _require(fs.read_all(f"{root}/f", size_max=10_000)[5_000:5_004] == b"DAta", "it stays after closing")
 
-    def test_a_removed_file_is_gone(self, fs: FileSystem, root: str) -> None:
-        """Its name is free at once; open handles go on."""
+    def test_a_removed_file_frees_its_name(self, fs: FileSystem, root: str) -> None:
+        """Its name is free immediately; open handles stay valid."""
         with _opened(fs.create(f"{root}/f")) as file:
             file.pwrite(b"old", 0)
             fs.remove(f"{root}/f")
             fs.sync_dir(root)
             _write(fs, f"{root}/f", b"new")
             _require(file.pread(9, 0) == b"old", "the handle keeps its file")
-            _require(fs.read_all(f"{root}/f", size_max=9) == b"new", "the name is another file's")
+            _require(fs.read_all(f"{root}/f", size_max=9) == b"new", "the name belongs to another file")
 
     def test_an_empty_directory_can_be_removed(self, fs: FileSystem, root: str) -> None:
-        """One that holds anything cannot, and stays as it is."""
+        """A directory that is not empty cannot be removed and stays unchanged."""
         fs.make_dirs(f"{root}/d")
         _write(fs, f"{root}/d/f", b"kept")
         with _refused(OSError, f"{root}/d", errno.ENOTEMPTY):
@@ -268,12 +267,12 @@ class FileSystemContract:
         _require(fs.read_all(f"{root}/d/f", size_max=9) == b"kept", "nothing was removed")
         fs.remove(f"{root}/d/f")
         fs.remove_dir(f"{root}/d")
-        _require(not fs.exists(f"{root}/d"), "it is gone")
+        _require(not fs.exists(f"{root}/d"), "it is removed")
         with _refused(FileNotFoundError, f"{root}/d"):
             fs.remove_dir(f"{root}/d")
 
     def test_locks_exclude(self, fs: FileSystem, root: str) -> None:
-        """One holder at a time; the note says who; releasing twice releases once."""
+        """A lock has one holder at a time, who is named in the note. A second release has no effect."""
         first = fs.try_lock(f"{root}/lock", note="the first")
         _require(first is not None, "a free lock is taken")
         _require(fs.try_lock(f"{root}/lock", note="the second") is None, "a held lock is not")
@@ -288,8 +287,8 @@ class FileSystemContract:
             if second is not None:
                 second.release()
 
-    def test_a_removed_lock_file_binds_nobody(self, fs: FileSystem, root: str) -> None:
-        """The lock of a name is the lock of the file that bears it now."""
+    def test_a_removed_lock_file_has_no_effect(self, fs: FileSystem, root: str) -> None:
+        """The lock of a path is the lock of the file that has this path now."""
         old = fs.try_lock(f"{root}/lock", note="old")
         fs.remove(f"{root}/lock")
         new = fs.try_lock(f"{root}/lock", note="new")
@@ -298,18 +297,18 @@ class FileSystemContract:
             if lock is not None:
                 lock.release()
 
-    def test_reserved_room_reads_as_zeros(self, fs: FileSystem, root: str) -> None:
-        """Reserving grows the file, changes nothing that is in it, and never shrinks it."""
+    def test_reserved_blocks_read_as_zeros(self, fs: FileSystem, root: str) -> None:
+        """Reserving grows the file without changing its contents, and never shrinks it."""
         with _opened(fs.create(f"{root}/f")) as file:
             file.pwrite(b"data", 0)
             reserve_blocks(file, 2, 10_000, on_unsupported="zeros")
             reserve_blocks(file, 0, 100, on_unsupported="zeros")
             _require(file.pread(99_999, 0) == b"data" + bytes(9_998), "data, then zeros")
             zero_fill(file, 1, 2)
-            _require(file.pread(4, 0) == b"d\0\0a", "zeroing is asked for by name")
+            _require(file.pread(4, 0) == b"d\0\0a", "zero_fill overwrites the range")
 
-    def test_threads_write_side_by_side(self, fs: FileSystem, root: str) -> None:
-        """Positions are explicit: writers of different ranges do not disturb one another."""
+    def test_threads_write_concurrently(self, fs: FileSystem, root: str) -> None:
+        """Offsets are explicit: writers of different ranges do not affect each other."""
         with _opened(fs.create(f"{root}/f")) as file:
 
             def fill(worker: int) -> None:

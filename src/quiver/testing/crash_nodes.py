@@ -1,9 +1,9 @@
 """
-What one file and one directory of the crash file system remember: all that is synced, and what is not yet.
+The files and directories of the crash file system, with their synced and unsynced state.
 
-A file is a list of immutable 4 KiB blocks. For every block that changed since the last sync its old contents are
-kept beside it, so a sync forgets and a crash puts back; copies share the blocks. Directories work the same way on
-names: `durable` is what a power cut cannot take, and the file system keeps the list of changes since.
+A file is a list of immutable 4 KiB blocks. For every block that changed since the last sync, the old contents are kept
+as well: a sync drops them, and a crash restores them. Copies share the blocks. Directories do the same with names:
+`durable` has the names that survive a power loss, and the file system has the list of later changes.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _ZERO_BLOCK = bytes(BLOCK_BYTES)
 
 class Chance:
     """
-    Decides what of the unsynced state survives. Seed 0 keeps nothing, seed 1 everything, any other a choice.
+    Decides which unsynced state survives. Seed 0 keeps nothing, seed 1 everything, any other seed a random choice.
 
-    The choice differs from step to step, so that a few seeds meet many torn states.
+    The choice differs from step to step, so that a few seeds cover many torn states.
     """
 
     def __init__(self, seed: int, step: int) -> None:
         self._seed = seed
         self._random = Random(seed * 1_000_003 + step)  # noqa: S311
-        # Some disks write back early and some late: so does each seed.
+        # Some disks write back early and some late: seeds differ in the same way.
         self._likelihood = self._random.choice((0.1, 0.5, 0.9))
 
     def keeps(self) -> bool:
-        """Say whether the next thing survives."""
+        """Return whether the next item survives."""
         if self._seed in {0, 1}:
             return self._seed == 1
         return self._random.random() < self._likelihood
 
     def between(self, low: int, high: int) -> int:
-        """Return *high*, or (seeds above 1) sometimes a block boundary between: a long write persists in pieces."""
+        """Return *high*, or for seeds above 1 sometimes a block boundary below: a long write persists in pieces."""
         if self._seed > 1 and high > low and not self.keeps():
             return min(high, max(low, self._random.randint(low, high) // BLOCK_BYTES * BLOCK_BYTES))
         return high
@@ -56,7 +56,7 @@ def _cut(block: bytes, size: int) -> bytes:
 
 @dataclass(eq=False, slots=True)
 class CrashInode:
-    """One file. Behind `size` the last block holds zeros, in its old contents too."""
+    """One file. After `size` the last block holds zeros, and so do its old contents."""
 
     number: int
     mode: int
@@ -66,35 +66,35 @@ class CrashInode:
     synced_mode: int = 0
     synced_size: int = 0
     size_min: int = 0
-    """The smallest size since the last sync: what lay behind it was given back to the disk meanwhile."""
+    """The smallest size since the last sync: the blocks after it were released meanwhile."""
 
     before: dict[int, bytes] = field(default_factory=dict)
     """Block index → its synced contents, for each block changed since the last sync."""
 
     lost: dict[int, bytes] = field(default_factory=dict)
-    """The same for blocks whose sync failed: readers see the new contents, the disk never got them."""
+    """The same for blocks whose sync failed: readers see the new contents, but the disk never got them."""
 
     mapped: bytearray | None = None
-    """What writers see who mapped the file; every block in which it differs was stored to since the last look."""
+    """The memory of the writable mappings. Blocks in which it differs were stored to since the last `absorb`."""
 
     mappings: int = 0
 
     def map_write(self) -> bytearray:
-        """Return the whole file as memory that is the file: each further look at the file takes over what it holds."""
+        """Return the complete file as shared memory; every later access to the file absorbs its changes."""
         if self.mapped is None:
             self.mapped = bytearray(b"".join(self.blocks)[: self.size])
         self.mappings += 1
         return self.mapped
 
     def unmap(self) -> None:
-        """Let one mapping go. What is stored through a view that is kept longer is not seen."""
+        """Release one mapping. Stores through views that live longer have no effect."""
         self.absorb()
         self.mappings -= 1
         if not self.mappings:
             self.mapped = None
 
     def absorb(self) -> None:
-        """Take over what was stored through mappings, as writes that nobody synced."""
+        """Absorb stores through mappings, as unsynced writes."""
         if self.mapped is None:
             return
         for index in range(-(-len(self.mapped) // BLOCK_BYTES)):
@@ -105,7 +105,7 @@ class CrashInode:
                 self.blocks[index] = found + old[len(found) :]
 
     def touch(self, start: int, end: int) -> None:
-        """Count the blocks from *start* to *end* as written once more, as they are."""
+        """Mark the blocks from *start* to *end* as written again, unchanged."""
         self.absorb()
         for index in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             self._remember(index)
@@ -142,13 +142,15 @@ class CrashInode:
             self.mapped[offset : offset + len(within_map)] = within_map
 
     def truncate(self, size: int) -> None:
-        """Set the length; what is new reads as zeros."""
+        """Set the length; new bytes read as zeros."""
         self.absorb()
         if size >= self.size:
             self._grow(size)
             return
         if self.mapped is not None and size < len(self.mapped):
-            raise UsageError("the file is mapped: whoever touches what is cut off dies by a signal")
+            raise UsageError(
+                "the file is mapped: an access to the truncated part would kill the process; unmap it first"
+            )
         count = -(-size // BLOCK_BYTES)
         for index in range(size // BLOCK_BYTES, len(self.blocks)):
             self._remember(index)
@@ -168,7 +170,7 @@ class CrashInode:
         self.before.setdefault(index, self.blocks[index] if old is None else old)
 
     def sync(self, *, metadata: bool) -> None:
-        """Make contents and length durable, with *metadata* the mode, too."""
+        """Make contents and length durable; with *metadata* also the mode."""
         self.absorb()
         self.before.clear()
         self.synced_size = self.size_min = self.size
@@ -176,13 +178,13 @@ class CrashInode:
             self.synced_mode = self.mode
 
     def lose_unsynced(self) -> None:
-        """Fail a sync the way kernels do: the changed blocks count as clean from now on, and are not on the disk."""
+        """Fail a sync as kernels do: the changed blocks count as clean from now on, but are not on the disk."""
         self.absorb()
         self.lost.update(self.before)
         self.before.clear()
 
     def survivor(self, chance: Chance) -> CrashInode:
-        """Return the file as a power cut leaves it, all of it synced."""
+        """Return the file after a power loss, completely synced."""
         self.absorb()
         cut = self.size_min < self.synced_size
         kept_length = (cut or self.size != self.synced_size) and chance.keeps()
@@ -191,11 +193,11 @@ class CrashInode:
         blocks = self.blocks[:count]
         blocks.extend([_ZERO_BLOCK] * (count - len(blocks)))
         for index, old in itertools.chain(self.before.items(), self.lost.items()):
-            # If the cut did not reach the disk, what was written behind it went to blocks the disk does not know.
+            # If the truncation did not reach the disk, later writes after it went to blocks the disk does not know.
             unknown = cut and not kept_length and index >= self.size_min // BLOCK_BYTES
             new = chance.keeps() and not unknown and index not in self.lost
             if index < count and not new:
-                # And if it did, the old contents behind it are gone for good.
+                # If it did, the old contents after it are lost.
                 blocks[index] = _cut(old, self.size_min - index * BLOCK_BYTES) if cut and kept_length else old
         if count:
             blocks[-1] = _cut(blocks[-1], size - (count - 1) * BLOCK_BYTES)
@@ -203,7 +205,7 @@ class CrashInode:
         return CrashInode(self.number, mode, self.modified_ns, size, blocks, mode, size, size)
 
     def copy(self) -> CrashInode:
-        """Return the same file with the same unsynced state; blocks are shared. It is mapped by nobody."""
+        """Return a copy with the same unsynced state and without mappings; blocks are shared."""
         self.absorb()
         return CrashInode(
             self.number, self.mode, self.modified_ns, self.size, self.blocks.copy(), self.synced_mode,
@@ -213,7 +215,7 @@ class CrashInode:
 
 @dataclass(eq=False, slots=True)
 class CrashDirectory:
-    """One directory: the names that everybody sees, and the names that a power cut leaves."""
+    """One directory: the visible names, and the durable names."""
 
     number: int
     mode: int
@@ -227,7 +229,7 @@ Node = CrashInode | CrashDirectory
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One name that a change adds to or takes from a directory's durable names."""
+    """One name that a change adds to, or removes from, a directory's durable names."""
 
     directory: CrashDirectory
     name: str
@@ -235,7 +237,7 @@ class Edit:
     adds: bool
 
     def apply(self, names: dict[str, Node]) -> None:
-        """Do it to *names*. A name that stands for another file by now is not taken away."""
+        """Apply the edit to *names*. A name that refers to another file by now is not removed."""
         if self.adds:
             names[self.name] = self.node
         elif names.get(self.name) is self.node:
@@ -244,16 +246,16 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of names that survives or vanishes as one: a rename takes one name and adds the other."""
+    """An atomic change of names: it survives a crash completely or not at all. A rename removes and adds a name."""
 
     edits: tuple[Edit, ...]
 
     def synced_with(self, directory: CrashDirectory) -> tuple[tuple[Edit, ...], Change | None]:
         """
-        Return what a sync of *directory* makes durable of this change, and what is left of it.
+        Return the edits that a sync of *directory* makes durable, and the rest of the change.
 
-        Taking the old name of a file that moved to another directory makes the new one durable, too: a rename
-        never loses both. The other way round the old name may stay.
+        If the removal of a moved file's old name becomes durable, the new name does, too: a rename never loses both. In
+        the other order the old name may stay.
         """
         here = any(edit.directory is directory and not edit.adds for edit in self.edits)
         done = tuple(edit for edit in self.edits if here or edit.directory is directory)
@@ -261,7 +263,7 @@ class Change:
         return done, Change(left) if left else None
 
     def without(self, later: Edit) -> Change:
-        """Return this change without what it does to the name that *later* settles."""
+        """Return this change without its edit of the name that *later* determines."""
         return Change(tuple(
             edit for edit in self.edits
             if edit.directory is not later.directory or edit.name != later.name
@@ -270,7 +272,7 @@ class Change:
 
 @dataclass(slots=True)
 class CrashTree:
-    """All directories and files, and the changes of names that are not durable yet, oldest first."""
+    """All directories and files, and the name changes that are not durable yet, oldest first."""
 
     root: CrashDirectory
     pending: list[Change] = field(default_factory=list)
@@ -287,7 +289,7 @@ class CrashTree:
         self.pending.append(Change((Edit(directory, name, node, adds=True),)))
 
     def take(self, directory: CrashDirectory, name: str) -> None:
-        """Take a name away."""
+        """Remove a name."""
         node = directory.children.pop(name)
         self.pending.append(Change((Edit(directory, name, node, adds=False),)))
 
@@ -306,14 +308,14 @@ class CrashTree:
             for edit in done:
                 edit.apply(edit.directory.durable)
                 if edit.directory is not directory:
-                    # A name that a later change made durable may not be undone by an earlier one.
+                    # An earlier change must not undo a name that a later change made durable.
                     left = [earlier.without(edit) for earlier in left]
             if rest is not None:
                 left.append(rest)
         self.pending = [change for change in left if change.edits]
 
     def after_crash(self, chance: Chance) -> CrashTree:
-        """Return what a power cut leaves, all of it durable."""
+        """Return the tree after a power loss, completely durable."""
         names: dict[CrashDirectory, dict[str, Node]] = {}
         for change in self.pending:
             if chance.keeps():
@@ -324,7 +326,7 @@ class CrashTree:
         def survivor(node: Node) -> Node:
             if isinstance(node, CrashDirectory):
                 return surviving_directory(node)
-            if node not in files:  # a file that moved may be found under two names
+            if node not in files:  # a moved file may have two names
                 files[node] = node.survivor(chance)
             return files[node]
 
@@ -336,7 +338,7 @@ class CrashTree:
         return CrashTree(surviving_directory(self.root), [], self.last_number)
 
     def after_kill(self) -> CrashTree:
-        """Return a copy of everything, durable or not."""
+        """Return a copy of the tree, with its unsynced state."""
         files: dict[CrashInode, CrashInode] = {}
         directories: dict[CrashDirectory, CrashDirectory] = {}
 

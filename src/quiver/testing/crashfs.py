@@ -1,14 +1,14 @@
 """
 A file system in memory that can crash.
 
-It keeps the promises of `quiver.primitives.disk.file_system` and no more: writes are visible at once and durable after
-a sync of the file, names are visible at once and durable after a sync of their directory, and syncing one does nothing
-for the other. `clone_after_crash` gives the disk that a power cut leaves: everything synced, and of the rest a seeded
-choice, per 4 KiB block, per length, per name. `clone_after_kill` gives what a killed process leaves: everything
+It guarantees exactly what `quiver.primitives.disk.file_system` does: writes are visible immediately and durable after a
+sync of the file; names are visible immediately and durable after a sync of their directory; a sync of one does not
+affect the other. `clone_after_crash` returns the disk after a power loss: everything synced, and a seeded choice of the
+rest, per 4 KiB block, per length, per name. `clone_after_kill` returns the disk after a kill of the process: everything
 visible.
 
-What it does not model: a block that is half old and half new, misdirected writes, bit rot, and earlier versions of a
-block that was written twice between two syncs (crash at every step instead: each version is once the last).
+It does not model partly written blocks, misdirected writes, bit rot, and earlier versions of a block that was written
+twice between two syncs. For the last, crash at every step: each version is the newest one at some step.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CrashFile:
             self._inode.modified_ns = self._fs.clock.now_ns()
 
     def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None:  # noqa: ARG002
-        """Write all *parts* one behind the other at *offset*: one step, named ``pwrite``."""
+        """Write the concatenated *parts* at *offset*, as one step named ``pwrite``."""
         self.pwrite(b"".join(parts), offset)
 
     def truncate(self, size: int) -> None:
@@ -85,11 +85,11 @@ class CrashFile:
         return self._inode.size
 
     def sync_data(self) -> None:
-        """Make contents and length durable. The file's name is another matter."""
+        """Make contents and length durable, but not the file's name."""
         self._sync(metadata=False)
 
     def sync(self) -> None:
-        """Make contents, length and mode durable. The file's name is another matter."""
+        """Make contents, length and mode durable, but not the file's name."""
         self._sync(metadata=True)
 
     def _sync(self, *, metadata: bool) -> None:
@@ -99,7 +99,7 @@ class CrashFile:
             self._inode.sync(metadata=metadata)
 
     def map_write(self) -> CrashWriteMapping:
-        """Map the file for writing: what is stored is visible at once, and durable only after a sync."""
+        """Map the file for writing: stores are visible immediately, and durable only after a sync."""
         self._require(writable=True)
         with self._fs.guard:
             return CrashWriteMapping(self, self._inode, self._fs.guard)
@@ -108,7 +108,7 @@ class CrashFile:
         """
         Fail a sync as kernels do: unsynced blocks count as clean, stay visible, and never reach the disk.
 
-        `FaultFileSystem` calls this when it fails a sync; a log that syncs again and goes on then loses data.
+        `FaultFileSystem` calls this when it fails a sync. A log that just syncs again and continues then loses data.
         """
         with self._fs.guard:
             self._inode.lose_unsynced()
@@ -126,7 +126,7 @@ class CrashFile:
 
 
 class CrashWriteMapping:
-    """Memory that is the file. A power cut between two steps keeps any choice of the blocks that were stored to."""
+    """A writable mapping. A power loss between two steps keeps any choice of the blocks that were stored to."""
 
     def __init__(self, file: CrashFile, inode: CrashInode, guard: threading.RLock) -> None:
         self._file = file
@@ -135,9 +135,9 @@ class CrashWriteMapping:
         self._memory: bytearray | None = inode.map_write()
 
     def view(self) -> memoryview:
-        """Return the whole file as a writable view."""
+        """Return the complete file as a writable view."""
         if self._memory is None:
-            raise StoreClosedError("the mapping was closed")
+            raise StoreClosedError("the mapping was closed; map the file again")
         return memoryview(self._memory)
 
     def store(self, start: int, data: Buffer) -> None:
@@ -145,16 +145,16 @@ class CrashWriteMapping:
         self.view()[start : start + len(data)] = data
 
     def touch(self, start: int, end: int) -> None:
-        """Write the bytes from *start* to *end* again as they are."""
+        """Write the bytes from *start* to *end* again, unchanged."""
         with self._guard:
             self._inode.touch(start, end)
 
     def sync(self) -> None:
-        """Make all that was stored durable."""
+        """Make all stores durable."""
         self._file.sync_data()
 
     def close(self) -> None:
-        """Drop this reference. What is stored through views that are kept is lost. Idempotent."""
+        """Release the mapping. Later stores through existing views are lost. Idempotent."""
         if self._memory is not None:
             self._memory = None
             with self._guard:
@@ -162,14 +162,14 @@ class CrashWriteMapping:
 
 
 class CrashLock:
-    """A held lock. It dies with the clone: nobody holds it there."""
+    """A held lock. In a clone the lock is free."""
 
     def __init__(self, fs: CrashFileSystem, inode: CrashInode) -> None:
         self._fs = fs
         self._inode = inode
 
     def release(self) -> None:
-        """Let go. Idempotent."""
+        """Release the lock. Idempotent."""
         with self._fs.guard:
             if self._fs.locks.get(self._inode) is self:
                 del self._fs.locks[self._inode]
@@ -177,16 +177,16 @@ class CrashLock:
 
 class CrashFileSystem:
     """
-    `FileSystem` in memory, with a memory of what is durable. Thread-safe; ``/`` exists, and relative means below it.
+    A `FileSystem` in memory that tracks what is durable. Thread-safe. ``/`` exists, and relative paths are below it.
 
     Attributes:
         on_step: called as ``on_step(op, path)`` before each operation that changes anything: ``create``, ``pwrite``
-            (gathered ones too), ``truncate``, ``reserve``, ``set_mode``, ``sync`` (both kinds), ``rename`` and
-            ``link`` (with the target's path), ``remove``, ``rmdir``, ``mkdir``, ``sync_dir``, ``lock``. It may clone,
-            block, or raise: then the operation does not happen. It runs outside the file system's lock.
-        steps: how many such operations there were.
-        clock: stamps modification times.
-        free: what `free_bytes` answers; nothing here ever fills up (`FaultFileSystem` does ENOSPC).
+            (also gathered), ``truncate``, ``reserve``, ``set_mode``, ``sync`` (both kinds), ``rename`` and ``link``
+            (with the target's path), ``remove``, ``rmdir``, ``mkdir``, ``sync_dir``, ``lock``. It may clone, block, or
+            raise; if it raises, the operation does not happen. It runs outside the file system's lock.
+        steps: the number of such operations.
+        clock: provides modification times.
+        free: the result of `free_bytes`. The file system never fills up; `FaultFileSystem` simulates ENOSPC.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class CrashFileSystem:
         self._tree = tree or CrashTree(CrashDirectory(1, 0o700, clock.now_ns()))
 
     def step(self, op: str, path: str) -> None:
-        """Count an operation that is about to happen and tell `on_step`."""
+        """Count an operation before it happens, and call `on_step`."""
         with self.guard:
             self.steps += 1
         if self.on_step is not None:
@@ -211,19 +211,16 @@ class CrashFileSystem:
 
     def clone_after_crash(self, seed: int) -> CrashFileSystem:
         """
-        Return the disk as a power cut leaves it: all that was synced, and a choice of the rest.
+        Return the disk after a power loss: everything synced, and a choice of the rest.
 
-        Seed 0 keeps nothing unsynced, seed 1 everything, every other seed its own choice at each step: per block,
-        per length, per mode, per changed name. A rename happened or did not; it never loses both names.
+        Seed 0 keeps nothing unsynced, seed 1 everything, every other seed makes its own choice at each step: per block,
+        per length, per mode, per changed name. A rename is atomic; it never loses both names.
         """
         with self.guard:
             return self._clone(self._tree.after_crash(Chance(seed, self.steps)))
 
     def clone_after_kill(self) -> CrashFileSystem:
-        """
-        Return the disk as a killed process leaves it: all that was visible, and not more of it
-        durable than before.
-        """
+        """Return the disk after a kill of the process: everything visible, with the same unsynced state."""
         with self.guard:
             return self._clone(self._tree.after_kill())
 
@@ -284,7 +281,7 @@ class CrashFileSystem:
             return CrashFile(path, self, self._find_file(path), writable=False)
 
     def open_write(self, path: str) -> CrashFile:
-        """Open an existing file for reading and writing; PermissionError when its mode forbids it, even for root."""
+        """Open an existing file for reading and writing; PermissionError if its mode forbids that, even for root."""
         with self.guard:
             inode = self._find_file(path)
             if not inode.mode & 0o200:
@@ -310,13 +307,13 @@ class CrashFileSystem:
             return file
 
     def map_read(self, path: str) -> ReadMapping:
-        """Return the file's contents as of now; later changes of the file do not show."""
+        """Return the present contents of the file; later changes are not visible in it."""
         with self.guard:
             inode = self._find_file(path)
             return ReadMapping(inode.read(inode.size, 0))
 
     def rename(self, source: str, target: str) -> None:
-        """Rename, replacing *target*. Durable after a sync of the directory that it left."""
+        """Rename, replacing *target*. Durable after a sync of the source directory."""
         self.step("rename", target)
         with self.guard:
             from_directory, from_name = self._parent(source)
@@ -342,7 +339,7 @@ class CrashFileSystem:
             self._tree.add(directory, name, inode)
 
     def remove(self, path: str) -> None:
-        """Unlink. Durable after a sync of its directory. Open handles and mappings go on."""
+        """Unlink. Durable after a sync of its directory. Open handles and mappings stay valid."""
         self.step("remove", path)
         with self.guard:
             self._find_file(path)
@@ -357,7 +354,7 @@ class CrashFileSystem:
             self._tree.take(*self._parent(path))
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in directory *path* durable; not what is in the files."""
+        """Make the names in directory *path* durable, but not the contents of the files."""
         self.step("sync_dir", path)
         with self.guard:
             self._tree.sync(self._find_directory(path))
@@ -377,7 +374,7 @@ class CrashFileSystem:
                         self._tree.add(
                             directory, name, CrashDirectory(self._tree.next_number(), mode, self.clock.now_ns())
                         )
-            # Also when it was there: an earlier run may have been killed before it came to this.
+            # Even if it existed: an earlier run may have been killed before this sync.
             self.sync_dir(parent)
             made += "/"
         self._find_directory(path)
@@ -395,7 +392,7 @@ class CrashFileSystem:
             return FileStat(size, node.modified_ns, node.number, node.mode)
 
     def exists(self, path: str) -> bool:
-        """Say whether *path* names a file or directory."""
+        """Return whether *path* is an existing file or directory."""
         with self.guard:
             try:
                 self._find(path)
@@ -404,7 +401,7 @@ class CrashFileSystem:
             return True
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
-        """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
+        """Return the contents of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
         with self.guard:
             inode = self._find_file(path)
             if inode.size > size_max:
@@ -424,6 +421,6 @@ class CrashFileSystem:
             return lock
 
     def free_bytes(self, path: str) -> int:
-        """Return `free`, whatever is stored."""
+        """Return `free`, regardless of what is stored."""
         self._find(path)
         return self.free

@@ -1,8 +1,8 @@
 """
-A file system that fails when told: the n-th write, the third sync, every rename from now on.
+A file system that fails on demand: the n-th write, the third sync, every rename from now on.
 
-It wraps any other and passes everything through but the calls that were chosen. A failed sync over a
-`CrashFileSystem` also loses what was not synced, as kernels do: a log that simply syncs again and goes on is found out.
+It wraps any other file system and passes all calls through except the selected ones. A failed sync over a
+`CrashFileSystem` also loses the unsynced data, as kernels do: this exposes a log that just syncs again and continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPERATIONS = frozenset({
     "open", "create", "map", "rename", "link", "remove", "rmdir", "sync_dir", "mkdir", "list", "stat", "read_all",
     "lock", "free", "pread", "pwrite", "truncate", "reserve", "size", "sync", "set_mode",
 })  # fmt: skip
-"""What can fail. ``pwrite`` is also the gathered write, ``sync`` both kinds, ``create`` also `create_or_truncate`."""
+"""The operations that can fail. ``pwrite`` includes gathered writes, ``sync`` both kinds, ``create`` both functions."""
 
 
 class FaultFile:
@@ -41,7 +41,7 @@ class FaultFile:
         return self._inner.pread(size, offset)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """Write all of *data* at *offset*; when this call was chosen, at most the agreed prefix."""
+        """Write all of *data* at *offset*; a call that fails writes at most `short_write` bytes."""
         try:
             self._fs.may_fail("pwrite", self.path)
         except OSError:
@@ -52,7 +52,7 @@ class FaultFile:
         self._inner.pwrite(data, offset)
 
     def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None:  # noqa: ARG002
-        """Write all *parts* one behind the other at *offset*; it counts and fails as ``pwrite``."""
+        """Write the concatenated *parts* at *offset*; counts and fails as ``pwrite``."""
         self.pwrite(b"".join(parts), offset)
 
     def truncate(self, size: int) -> None:
@@ -61,7 +61,7 @@ class FaultFile:
         self._inner.truncate(size)
 
     def reserve(self, start: int, length: int) -> None:
-        """Reserve blocks, as far as the file inside can."""
+        """Reserve blocks, as far as the inner file supports it."""
         self._fs.may_fail("reserve", self.path)
         reserve_blocks(self._inner, start, length, on_unsupported="raise")
 
@@ -90,7 +90,7 @@ class FaultFile:
             raise
 
     def map_write(self) -> FaultWriteMapping:
-        """Map the file for writing. What is stored never fails; its sync may."""
+        """Map the file for writing. Stores never fail; the sync may."""
         self._fs.may_fail("map", self.path)
         return FaultWriteMapping(self._inner.map_write(), self._may_fail_to_sync)
 
@@ -100,12 +100,12 @@ class FaultFile:
         self._inner.set_mode(mode)
 
     def close(self) -> None:
-        """Close the file inside. Never fails."""
+        """Close the inner file. Never fails."""
         self._inner.close()
 
 
 class FaultWriteMapping:
-    """A writable mapping of a `FaultFile`; its sync counts and fails as ``sync``."""
+    """A writable mapping of a `FaultFile`. Its sync counts and fails as ``sync``."""
 
     def __init__(self, inner: files.WriteMapping, sync: Callable[[], None]) -> None:
         self._inner = inner
@@ -116,28 +116,28 @@ class FaultWriteMapping:
         self.close = inner.close
 
     def sync(self) -> None:
-        """Make all that was stored durable, or fail and lose it."""
+        """Make all stores durable, or fail and lose them."""
         self._may_fail_to_sync()
         self._inner.sync()
 
 
 class FaultFileSystem:
     """
-    *inner*, with chosen calls failing. Thread-safe.
+    Wraps *inner* and makes selected calls fail. Thread-safe.
 
     Args:
         inner: the file system that does the work.
-        fail_on: operation → which call of it fails, counted from 1. See `OPERATIONS`.
+        fail_on: operation → the number of the call that fails, counted from 1. See `OPERATIONS`.
         error: the errno of the failure.
         path_part: only calls on paths that contain this are counted and fail.
         short_write: a failing write first writes this many bytes.
         forever: every later call of the operation fails, too.
 
     Attributes:
-        calls: operation → calls so far on matching paths; a clean run tells a loop how far to count.
+        calls: operation → number of calls on matching paths; a run without faults shows how far a loop must count.
 
     Raises:
-        UsageError: an operation that does not exist, or a call before the first.
+        UsageError: an operation is unknown, or its number is below 1.
     """
 
     def __init__(
@@ -163,10 +163,10 @@ class FaultFileSystem:
 
     def fail_on(self, op: str, call: int = 1) -> None:
         """
-        From now on, let the *call*-th further call of *op* fail.
+        Make the *call*-th further call of *op* fail.
 
         Raises:
-            UsageError: an operation that does not exist, or a call before the first.
+            UsageError: the operation is unknown, or *call* is below 1.
         """
         if op not in OPERATIONS or call < 1:
             raise UsageError(f"cannot fail call {call} of {op!r}; operations are {', '.join(sorted(OPERATIONS))}")
@@ -174,16 +174,16 @@ class FaultFileSystem:
             self._fail_on[op] = self.calls[op] + call
 
     def heal(self) -> None:
-        """Let nothing fail any more."""
+        """Stop all failures."""
         with self._guard:
             self._fail_on.clear()
 
     def may_fail(self, op: str, path: str) -> None:
         """
-        Count a call, and raise when it was chosen.
+        Count a call, and raise if it was selected.
 
         Raises:
-            OSError: the chosen errno, with *path*.
+            OSError: the selected errno, with *path*.
         """
         if self._path_part not in path:
             return
@@ -220,12 +220,12 @@ class FaultFileSystem:
         return self._inner.map_read(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Rename, replacing *target*, whose path is the one that counts."""
+        """Rename, replacing *target*. The path of *target* is matched."""
         self.may_fail("rename", target)
         self._inner.rename(source, target)
 
     def link(self, source: str, target: str) -> None:
-        """Give a file a further name, whose path is the one that counts."""
+        """Give a file another name. The path of *target* is matched."""
         self.may_fail("link", target)
         self._inner.link(source, target)
 
@@ -245,7 +245,7 @@ class FaultFileSystem:
         self._inner.sync_dir(path)
 
     def make_dirs(self, path: str, *, mode: int = 0o700) -> None:
-        """Create *path* and its missing parents; it counts and fails as ``mkdir``, once."""
+        """Create *path* and its missing parents; counts once as ``mkdir``."""
         self.may_fail("mkdir", path)
         self._inner.make_dirs(path, mode=mode)
 
@@ -260,12 +260,12 @@ class FaultFileSystem:
         return self._inner.stat(path)
 
     def exists(self, path: str) -> bool:
-        """Say whether *path* names a file or directory; it counts and fails as ``stat``."""
+        """Return whether *path* is an existing file or directory; counts and fails as ``stat``."""
         self.may_fail("stat", path)
         return self._inner.exists(path)
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
-        """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
+        """Return the contents of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
         self.may_fail("read_all", path)
         return self._inner.read_all(path, size_max=size_max)
 
@@ -275,6 +275,6 @@ class FaultFileSystem:
         return self._inner.try_lock(path, note=note)
 
     def free_bytes(self, path: str) -> int:
-        """Return the bytes an ordinary user may still write below *path*."""
+        """Return the free bytes for an ordinary user below *path*."""
         self.may_fail("free", path)
         return self._inner.free_bytes(path)

@@ -1,7 +1,4 @@
-"""
-A metadata store that goes away when told: for one call, for minutes, or just before it says that it
-has committed.
-"""
+"""A metadata store that becomes unavailable on demand: for one call, for longer, or after an unconfirmed commit."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ __all__ = ["FaultMetadata"]
 
 class FaultMetadata:
     """
-    *inner*, away when told. Thread-safe.
+    Wraps *inner* and makes it unavailable on demand. Thread-safe.
 
     Attributes:
-        calls: operation (``get``, ``range``, ``commit``) → calls so far.
+        calls: operation (``get``, ``range``, ``commit``) → number of calls.
         is_away: while True, every call fails.
-        on_call: is told each operation before it happens; a crash test takes its copies here.
+        on_call: called with each operation before it runs; a crash test can take its copies here.
     """
 
     def __init__(self, inner: MetadataStore) -> None:
@@ -35,17 +32,17 @@ class FaultMetadata:
         self._lose_answer_at = 0
 
     def fail_on(self, operation: str, call: int = 1) -> None:
-        """Let the *call*-th further call of *operation* fail, and do nothing."""
+        """Make the *call*-th further call of *operation* fail without any effect."""
         with self._guard:
             self._fail_at[operation] = self.calls[operation] + call
 
     def lose_answer(self, call: int = 1) -> None:
-        """Let the *call*-th further commit happen, and its caller not hear of it."""
+        """Execute the *call*-th further commit, but raise an error to its caller."""
         with self._guard:
             self._lose_answer_at = self.calls["commit"] + call
 
     def heal(self) -> None:
-        """Let nothing fail any more."""
+        """Stop all failures."""
         with self._guard:
             self._fail_at.clear()
             self._lose_answer_at = 0
@@ -59,7 +56,7 @@ class FaultMetadata:
             loses = operation == "commit" and number == self._lose_answer_at
         self.on_call(operation)
         if fails:
-            raise MetadataUnavailableError(f"metadata: {operation} was told to fail")
+            raise MetadataUnavailableError(f"metadata: injected failure of {operation}")
         return loses
 
     def get(self, key: str) -> Entry | None:
@@ -77,9 +74,9 @@ class FaultMetadata:
         loses = self._enter("commit")
         revision = self._inner.commit(changes, expect=expect)
         if loses:
-            raise MetadataUnavailableError("metadata: the answer to a commit was told to be lost")
+            raise MetadataUnavailableError("metadata: injected loss of the answer to a commit")
         return revision
 
     def close(self) -> None:
-        """Close the store inside. Never fails."""
+        """Close the inner store. Never fails."""
         self._inner.close()

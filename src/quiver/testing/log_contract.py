@@ -1,14 +1,15 @@
 """
-The contract of an append log: what every log of this house promises, whatever its format, addresses and tiers.
+The contract of append logs: the guarantees of every log of this library, regardless of format, addresses and tiers.
 
-Inherit it, say how the log is opened, and it is crashed at every step, failed at every call and cut at every byte::
+Inherit it and define how the log is opened. The tests crash the log at every step, fail it at every call and cut it at
+every byte::
 
     class TestMyLog(AppendLogContract):
         def open_log(self, files):     # creates or recovers; returns an AppendLog
-        def tail(self, files):         # the file that took the last record, and the offset behind that record
+        def tail(self, fs):            # the file with the last record, and the end of that record
 
-The log should be set so small that a dozen records make it rotate or seal. Deleting is not part of it: nothing
-that the contract appended may be released by anybody.
+Configure the log so small that it rotates or seals within a dozen records. Deletion is not part of the contract: the
+log must keep everything that the tests append.
 """
 
 from __future__ import annotations
@@ -30,43 +31,40 @@ from quiver.testing.faultfs import FaultFileSystem
 __all__ = ["AppendLog", "AppendLogContract", "record"]
 
 _SIZES = (0, 1, 17, 9000)
-"""The last spans blocks of the disk: a power loss may keep the middle of it and not the rest."""
+"""The last size spans several disk blocks: a power loss may preserve only its middle."""
 
 _BYTES = bytes(range(256)) * 37
-"""From any of its first 256 places on as many as the largest record has."""
+"""Enough bytes for the largest record, from each of the first 256 offsets on."""
 
 _FAULTS = ("create", "pwrite", "truncate", "sync", "rename", "sync_dir")
 _OPENING = ("create", "open", "map", "list", "read_all")
-"""What takes a descriptor; `sync_dir` finds one, or does without."""
+"""The operations that need a descriptor; `sync_dir` uses a spare one or none."""
 
 _THREADS = 4
 _EACH = 8
 
 
 class AppendLog(Protocol):
-    """What the contract asks of an open log. Tests of a log adapt their own to it."""
+    """The methods of an open log that the contract needs. The tests of a log adapt it to this protocol."""
 
     def append(self, record: bytes, *, durable: bool) -> int:
-        """Append one record; return a position that is above all returned before. With *durable* it is synced."""
+        """Append one record; return a position above all earlier ones. With *durable* the record is synced."""
 
     def sync(self) -> None:
         """Make everything appended so far durable."""
 
     def upkeep(self) -> None:
-        """
-        Let some seconds pass, and do by hand what the background would: seal, rotate, checkpoint,
-        purge, try again.
-        """
+        """Advance the clock by some seconds and run maintenance: seal, rotate, checkpoint, purge, retry."""
 
     def read(self) -> list[bytes]:
-        """Return every record there is, in order, wherever it lies by now."""
+        """Return all records in order, regardless of where they are stored."""
 
     def close(self) -> None:
-        """Make everything durable and let go. Idempotent."""
+        """Make everything durable and release all resources. Idempotent."""
 
 
 def record(number: int) -> bytes:
-    """Return the record with that number; no two are alike, and no part of one is another."""
+    """Return the record with that number; all records differ, and none is part of another."""
     size = _SIZES[number % len(_SIZES)]
     start = number * 31 & 0xFF
     return b"<%d:%b>" % (number, _BYTES[start : start + size])
@@ -79,7 +77,7 @@ def _require(condition: bool, promise: str) -> None:  # noqa: FBT001
 
 @dataclass
 class _Run:
-    """What a caller tried, and what it was told at each moment: records 0 … logged - 1 were accepted."""
+    """The records that a caller attempted, and the results so far: records 0 … logged - 1 were accepted."""
 
     attempted: int = 0
     logged: int = 0
@@ -114,7 +112,7 @@ class _Promises:
 
 @dataclass(frozen=True)
 class _Moment:
-    """The disk just before one step, as each kind of crash leaves it, and what had been promised by then."""
+    """The disk directly before one step, after each kind of crash, and the promises up to then."""
 
     label: str
     promises: _Promises
@@ -123,18 +121,18 @@ class _Moment:
 
 
 class AppendLogContract(ABC):
-    """What every append log does. Subclasses open the log and say where its tail is."""
+    """Tests for every append log. Subclasses open the log and locate its tail."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """Choices of what a power loss keeps of unsynced bytes: nothing, all, and two mixtures."""
+    """Which unsynced bytes a power loss preserves: none, all, and two mixtures."""
 
     @abstractmethod
     def open_log(self, fs: FileSystem) -> AppendLog:
-        """Create or recover the log on *fs*, without threads of its own and without waiting for real time."""
+        """Create or recover the log on *fs*, without threads and without real-time waits."""
 
     @abstractmethod
     def tail(self, fs: FileSystem) -> tuple[str, int]:
-        """Return the file that holds the last record, and the offset behind that record in it."""
+        """Return the file with the last record, and the end of that record in it."""
 
     # ── the workload ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,28 +174,28 @@ class AppendLogContract(ABC):
         finally:
             log.close()
 
-    # ── without trouble ──────────────────────────────────────────────────────────────────────────────────
+    # ── without failures ──────────────────────────────────────────────────────────────────────────────────
 
-    def test_what_is_appended_is_read_back_in_order(self) -> None:
-        """Live, after closing and after opening again: every record whole, once, in order; positions only grow."""
+    def test_records_are_read_back_in_order(self) -> None:
+        """While open and after reopening, every record is read completely, once and in order; positions only grow."""
         fs = CrashFileSystem()
         run = _Run()
         self._work(fs, run)
         expected = [record(number) for number in range(run.attempted)]
         with self._opened(fs) as log:
-            _require(log.read() == expected, "all is there after opening again")
+            _require(log.read() == expected, "all records exist after reopening")
             run.append(log, durable=False)
-            _require(log.read() == [*expected, record(run.attempted - 1)], "what was appended last is there at once")
+            _require(log.read() == [*expected, record(run.attempted - 1)], "the last record is visible immediately")
 
     def test_opening_an_empty_log_twice_keeps_it_empty(self) -> None:
-        """A log that nobody appended to has no records, however often it was opened."""
+        """A log without appends has no records, however often it is opened."""
         fs = CrashFileSystem()
         for _ in range(3):
             with self._opened(fs) as log:
-                _require(log.read() == [], "nothing is there")
+                _require(log.read() == [], "the log is empty")
 
-    def test_threads_append_side_by_side(self) -> None:
-        """Each thread's records are kept in its order; all that were confirmed as durable survive a power loss."""
+    def test_threads_append_concurrently(self) -> None:
+        """The records of each thread stay in order, and all durable records survive a power loss."""
         fs = CrashFileSystem()
         log = self.open_log(fs)
         errors: list[BaseException] = []
@@ -215,12 +213,12 @@ class AppendLogContract(ABC):
             thread.start()
         for thread in threads:
             thread.join()
-        _require(not errors, f"nobody is refused: {errors}")
+        _require(not errors, f"no append is refused: {errors}")
         lost = fs.clone_after_crash(0)
         log.close()
         with self._opened(lost) as again:
             found = [_number_of(one) for one in again.read()]
-        _require(sorted(found) == list(range(_THREADS * _EACH)), f"all are there: {found}")
+        _require(sorted(found) == list(range(_THREADS * _EACH)), f"all records exist: {found}")
         for worker in range(_THREADS):
             own = [number for number in found if number // _EACH == worker]
             _require(own == sorted(own), f"the order of thread {worker} is kept: {own}")
@@ -229,8 +227,8 @@ class AppendLogContract(ABC):
 
     def test_a_crash_at_any_step_keeps_what_was_acknowledged(self) -> None:
         """
-        After power loss all that was durable is there, after a kill all that was accepted; nothing is invented,
-        half a record is never seen, order is kept, and the log goes on behind what survived.
+        After a power loss all durable records exist, after a kill all accepted ones. No record is invented or partial,
+        the order is preserved, and the log continues after the surviving records.
         """
         moments = self._moments()
         _require(len(moments) > 20, "the workload has steps to crash at")
@@ -246,20 +244,22 @@ class AppendLogContract(ABC):
         again = fs.clone_after_crash(0)
         position = log.append(record(promises.attempted), durable=True)
         highest = max((promises.positions[number] for number in found if number < promises.logged), default=-1)
-        _require(position > highest, f"{label}: position {position} is above {highest}, that of a record that is there")
+        _require(
+            position > highest, f"{label}: position {position} is above {highest}, the highest of existing records"
+        )
         expected = [*found, promises.attempted]
         lost = fs.clone_after_crash(0)
         seen = [_number_of(one) for one in log.read()]
-        _require(seen == expected, f"{label}: it goes on behind what survived: {expected}, not {seen}")
+        _require(seen == expected, f"{label}: it continues after the survivors: {expected}, not {seen}")
         log.close()
-        # Recovery makes durable what it brought back: another crash right behind it changes nothing.
+        # Recovery makes recovered records durable: another crash directly after it changes nothing.
         for disk, numbers in ((again, found), (lost, expected)):
             with self._opened(disk) as recovered:
                 seen = [_number_of(one) for one in recovered.read()]
                 _require(seen == numbers, f"{label}: recovering twice equals once: {numbers}, not {seen}")
 
     def test_a_crash_during_recovery_is_recovered_from(self) -> None:
-        """A second crash at any step of a recovery loses nothing that the first one left."""
+        """A second crash at any step of a recovery loses no record that survived the first one."""
         for moment in self._moments()[::7]:
             fs = moment.power_loss[-1]
             clones: list[CrashFileSystem] = []
@@ -276,7 +276,7 @@ class AppendLogContract(ABC):
     # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────
 
     def test_a_closed_log_refuses(self) -> None:
-        """`close` makes everything durable, may be repeated, and from then on nothing is taken."""
+        """`close` makes everything durable and is idempotent; afterwards appends are refused."""
         fs = CrashFileSystem()
         log = self.open_log(fs)
         log.append(record(0), durable=False)
@@ -293,8 +293,8 @@ class AppendLogContract(ABC):
 
     def test_a_failed_log_refuses_until_it_is_opened_again(self) -> None:
         """
-        Whatever call fails, and whenever: a log that said StoreFailedError takes nothing more, and what it had
-        acknowledged is there when it is opened again.
+        For every failing call: a log that raised StoreFailedError refuses all appends, and acknowledged records exist
+        when it is opened again.
         """
         for operation in _FAULTS:
             nth = 1
@@ -306,7 +306,7 @@ class AppendLogContract(ABC):
         fs = FaultFileSystem(disk, {operation: nth}, error=errno.EIO)
         run = _Run()
         label = f"{operation} {nth} fails"
-        with suppress(OSError):  # while it was being opened
+        with suppress(OSError):  # the call failed while the log was being opened
             self._work_until_failure(disk, fs, run, operation, nth)
         if fs.calls[operation] < nth:
             return False
@@ -327,10 +327,10 @@ class AppendLogContract(ABC):
                 for turn in range(8):
                     run.append(log, durable=turn % 2 == 0)
                     if watched and run.durable == run.attempted and fs.calls[operation] >= nth:
-                        # At once: a later write of the same block would hide that the first was lost.
+                        # Immediately: a later write of the same block would hide the loss of the first.
                         watched = False
                         with self._opened(disk.clone_after_crash(0)) as other:
-                            _numbers(other.read(), run.attempted, run.durable, f"{label}, yet it went on")
+                            _numbers(other.read(), run.attempted, run.durable, f"{label}, but the log continued")
                     if turn % 3 == 2:
                         log.upkeep()
             except StoreFailedError:
@@ -343,8 +343,8 @@ class AppendLogContract(ABC):
             except StoreFailedError:
                 return
 
-    def test_a_full_disk_passes(self) -> None:
-        """A write that finds no room raises CapacityError, keeps nothing, and succeeds when it is repeated later."""
+    def test_a_full_disk_is_temporary(self) -> None:
+        """A write to a full disk raises CapacityError, stores nothing, and succeeds when it is repeated later."""
         nth = 1
         while True:
             disk = CrashFileSystem()
@@ -356,21 +356,24 @@ class AppendLogContract(ABC):
             for turn in range(12):
                 if not _appended(run, log, durable=turn % 2 == 0):
                     log.upkeep()
-                    _require(_appended(run, log, durable=turn % 2 == 0), f"write {nth} found no room, but now there is")
+                    _require(
+                        _appended(run, log, durable=turn % 2 == 0),
+                        f"write {nth} found a full disk, which has space now",
+                    )
                 if turn % 3 == 2:
                     log.upkeep()
             expected = [record(number) for number in range(12)]
-            _require(log.read() == expected, f"write {nth} finds no room: each record is there once")
+            _require(log.read() == expected, f"write {nth} finds a full disk: each record exists once")
             reached = fs.calls["pwrite"] - calls_before >= nth
             log.close()
             with self._opened(disk.clone_after_crash(0)) as again:
-                _require(again.read() == expected, f"write {nth} found no room: all are there after a crash")
+                _require(again.read() == expected, f"write {nth} found a full disk: all records exist after a crash")
             if not reached:
                 return
             nth += 1
 
-    def test_a_lack_of_descriptors_passes(self) -> None:
-        """While no file can be opened, the log may raise CapacityError. It loses nothing, and goes on afterwards."""
+    def test_a_lack_of_descriptors_is_temporary(self) -> None:
+        """While no file can be opened, the log may raise CapacityError. It loses nothing, and continues afterwards."""
         for operation, is_brief in product(_OPENING, (True, False)):
             nth = 1
             while self._runs_short(operation, nth, is_brief=is_brief):
@@ -396,18 +399,18 @@ class AppendLogContract(ABC):
         log.sync()
         reached = fs.calls[operation] - calls_before >= nth
         expected = [record(number) for number in range(12)]
-        _require(log.read() == expected, f"{label}: each record is there once")
+        _require(log.read() == expected, f"{label}: each record exists once")
         log.close()
         with self._opened(disk.clone_after_crash(0)) as again:
-            _require(again.read() == expected, f"{label}: all are there after a crash")
+            _require(again.read() == expected, f"{label}: all records exist after a crash")
         return reached
 
     # ── the tail ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def test_a_tail_cut_anywhere_leaves_the_whole_records_before_it(self) -> None:
+    def test_a_truncated_tail_keeps_the_complete_records(self) -> None:
         """
-        Cut the last file at every byte of its last record, and let nothing, zeros or junk stand behind the cut:
-        what is left is exactly the records that are whole.
+        The last file is truncated at every byte of its last record, with nothing, zeros or junk after the cut: exactly
+        the complete records are left.
         """
         fs = CrashFileSystem()
         log = self.open_log(fs)
@@ -439,7 +442,7 @@ def _appended(run: _Run, log: AppendLog, *, durable: bool) -> bool:
 
 
 def _maintained(log: AppendLog) -> None:
-    with suppress(OSError, CapacityError):  # a pass that is cut off is made again
+    with suppress(OSError, CapacityError):  # an interrupted pass runs again
         log.upkeep()
 
 
@@ -461,12 +464,12 @@ def _cut(fs: FileSystem, path: str, offset: int, *, filler: bytes) -> None:
 
 def _number_of(found: bytes) -> int:
     number = int(found[1:].partition(b":")[0]) if found.startswith(b"<") else -1
-    _require(number >= 0 and found == record(number), f"a record is whole and as it was written: {found[:40]!r}")
+    _require(number >= 0 and found == record(number), f"a record is complete and unchanged: {found[:40]!r}")
     return number
 
 
 def _numbers(found: Sequence[bytes], attempted: int, promised: int, label: str) -> list[int]:
-    """Return the numbers of the records found, which are in order, once each, and include the first *promised*."""
+    """Check that the records are in order, unique, and include the first *promised*; return their numbers."""
     numbers = [_number_of(one) for one in found]
     _require(numbers == sorted(set(numbers)), f"{label}: in order, and none twice: {numbers}")
     _require(all(number < attempted for number in numbers), f"{label}: nothing is invented: {numbers} of {attempted}")

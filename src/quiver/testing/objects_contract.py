@@ -1,5 +1,5 @@
 """
-The contract of object tiers: inherit it, give it a tier, and it is held to everything the port promises.
+The contract of object tiers: inherit it and provide a tier, to test an implementation against the port.
 
 ::
 
@@ -20,7 +20,7 @@ from quiver.objects.port import ObjectTier
 __all__ = ["ObjectTierContract"]
 
 _PART_BYTES = 5 << 20
-"""Buckets take no smaller part of a multipart upload, except the last."""
+"""The minimum part size of multipart uploads, except for the last part."""
 
 
 def _require(condition: bool, promise: str) -> None:  # noqa: FBT001
@@ -41,10 +41,10 @@ def _keys(tier: ObjectTier, prefix: str, after: str = "") -> list[str]:
 
 
 class ObjectTierContract:
-    """What every `ObjectTier` does. Subclasses give the fixture ``tier``."""
+    """Tests for every `ObjectTier`. Subclasses provide the fixture ``tier``."""
 
-    def test_what_is_put_is_got(self, tier: ObjectTier) -> None:
-        """Bytes come back whole and in parts; any buffer may be given; an empty object is one."""
+    def test_get_returns_what_was_put(self, tier: ObjectTier) -> None:
+        """Objects are read completely and in ranges; any buffer is accepted, also an empty one."""
         for key, data in (
             ("a/one", b"hello"),
             ("a/two", memoryview(b"hello")),
@@ -52,32 +52,32 @@ class ObjectTierContract:
             ("x", bytearray(b"h")),
         ):
             info = tier.put(key, data)
-            _require(info.key == key and info.size_bytes == len(data), "the answer is about the object")
-            _require(tier.get(key, size_max=5) == bytes(data), "it comes back")
+            _require(info.key == key and info.size_bytes == len(data), "put describes the object")
+            _require(tier.get(key, size_max=5) == bytes(data), "get returns the bytes")
         _require(tier.get_range("a/one", 1, 3) == b"ell", "a range is a part")
         _require(tier.get_range("a/one", 3, 99) == b"lo", "a range ends at the object's end")
-        _require(tier.get_range("a/one", 5, 1) == b"", "behind the end there is nothing")
+        _require(tier.get_range("a/one", 5, 1) == b"", "a range past the end is empty")
         _require(tier.get_range("a/none", 0, 1) == b"", "an empty object has no bytes")
         _require(tier.get_ranges("a/one", [(0, 1), (4, 1), (1, 2), (9, 2)]) == [b"h", b"o", b"el", b""], "many ranges")
         _require(tier.get_ranges("a/one", []) == [], "no ranges, no pieces")
-        _refused(UsageError, lambda: tier.get("a/one", size_max=4), "what is larger than asked for is refused")
+        _refused(UsageError, lambda: tier.get("a/one", size_max=4), "an object above size_max is refused")
 
     def test_a_put_replaces_all(self, tier: ObjectTier) -> None:
-        """A shorter object leaves nothing of a longer one, and has another etag."""
+        """A shorter object replaces a longer one completely and has another etag."""
         before = tier.put("k", b"a long object")
         after = tier.put("k", b"short")
-        _require(tier.get("k", size_max=99) == b"short", "the new object is all there is")
+        _require(tier.get("k", size_max=99) == b"short", "only the new object is left")
         _require(before.etag is None or before.etag != after.etag, "the etag changes")
-        _require(tier.head("k") == after, "head says what put said")
+        _require(tier.head("k") == after, "head returns the same as put")
 
     def test_a_put_if_absent_never_replaces(self, tier: ObjectTier) -> None:
-        """The second one is refused, and changes nothing."""
+        """The second put is refused and changes nothing."""
         tier.put("k", b"first", if_absent=True)
         _refused(ObjectExistsError, lambda: tier.put("k", b"second", if_absent=True), "the second is refused")
         _require(tier.get("k", size_max=99) == b"first", "the first stays")
 
-    def test_of_two_that_put_if_absent_one_wins(self, tier: ObjectTier) -> None:
-        """Threads race for one key: exactly one succeeds, and the object is its own."""
+    def test_one_of_two_concurrent_puts_if_absent_wins(self, tier: ObjectTier) -> None:
+        """Threads race for one key: exactly one succeeds, and the object has its bytes."""
         won: list[bytes] = []
         start = threading.Barrier(2)
 
@@ -97,18 +97,18 @@ class ObjectTierContract:
         _require(len(won) == 1 and tier.get("race", size_max=9) == won[0], "one wins")
 
     def test_missing_objects_are_errors(self, tier: ObjectTier) -> None:
-        """ObjectNotFoundError wherever an existing object is needed; a folder is no object."""
+        """Calls that need an existing object raise ObjectNotFoundError; a folder is not an object."""
         tier.put("folder/k", b"")
         for key in ("missing", "folder", "folder/k/below"):
             _refused(ObjectNotFoundError, partial(tier.get, key, size_max=9), "nothing to get")
             _refused(ObjectNotFoundError, partial(tier.get_range, key, 0, 1), "no range")
-            _refused(ObjectNotFoundError, partial(tier.head, key), "nothing is known")
+            _refused(ObjectNotFoundError, partial(tier.head, key), "nothing to describe")
             _refused(ObjectNotFoundError, partial(tier.copy, key, "other"), "nothing to copy")
         _refused(ObjectNotFoundError, lambda: tier.get_ranges("missing", [(0, 1)]), "no ranges")
         _require(_keys(tier, "") == ["folder/k"], "nothing was made")
 
     def test_parts_become_one_object(self, tier: ObjectTier) -> None:
-        """Parts of any size, more than one piece of the upload and none at all."""
+        """Parts of any size are joined, for uploads of many parts, one part and none."""
         pieces = [bytes([number]) * (1 << 20) for number in range(12)]
         info = tier.put_parts("big", lambda: iter(pieces), part_bytes=_PART_BYTES, parallel=2)
         _require(info.size_bytes == 12 << 20, "all parts are in it")
@@ -117,8 +117,8 @@ class ObjectTierContract:
         tier.put_parts("small", lambda: [b"a", b"", b"bc"], part_bytes=_PART_BYTES)
         _require(tier.get("small", size_max=9) == b"abc", "small parts are joined")
 
-    def test_a_part_that_cannot_be_given_leaves_the_object(self, tier: ObjectTier) -> None:
-        """The caller's error comes through, and the key is as it was."""
+    def test_an_error_of_the_parts_leaves_the_object_unchanged(self, tier: ObjectTier) -> None:
+        """The caller's error is raised, and the key is unchanged."""
         tier.put("k", b"before")
 
         def broken(count: int) -> Iterator[bytes]:
@@ -129,26 +129,26 @@ class ObjectTierContract:
         for count in (0, 1, 3):
             for key in ("k", "new"):
                 call = partial(tier.put_parts, key, partial(broken, count), part_bytes=_PART_BYTES)
-                _refused(FileNotFoundError, call, "the error comes through")
+                _refused(FileNotFoundError, call, "the error is raised")
         _require(tier.get("k", size_max=99) == b"before", "the old object stays")
-        _require(_keys(tier, "") == ["k"], "no half object has a name")
+        _require(_keys(tier, "") == ["k"], "no partial object has a key")
 
     def test_lists_are_in_order(self, tier: ObjectTier) -> None:
-        """By the bytes of their keys, below a folder, behind a key; a folder is not the beginning of a name."""
+        """Listings are ordered by the bytes of the keys, below a folder, after a key; a folder is not a name prefix."""
         keys = sorted(["a/b", "a/b/c", "a-b", "a/c.dnb1", "a.b", "ab", "a/Z", "z/00000000000000000010"])
         for key in reversed([key for key in keys if key != "a/b"]):
             tier.put(key, key.encode())
         keys.remove("a/b")
         _require(_keys(tier, "") == keys, "all, in order")
         _require(_keys(tier, "a") == _keys(tier, "a/") == ["a/Z", "a/b/c", "a/c.dnb1"], "a folder")
-        _require(_keys(tier, "a", "a/Z") == ["a/b/c", "a/c.dnb1"], "behind a key")
-        _require(_keys(tier, "a", "a/aa") == ["a/b/c", "a/c.dnb1"], "behind a key that is none")
-        _require(_keys(tier, "a", "b") == [], "behind all")
+        _require(_keys(tier, "a", "a/Z") == ["a/b/c", "a/c.dnb1"], "after a key")
+        _require(_keys(tier, "a", "a/aa") == ["a/b/c", "a/c.dnb1"], "after a key that does not exist")
+        _require(_keys(tier, "a", "b") == [], "after all")
         _require(_keys(tier, "none") == [], "no such folder")
         _require([info.size_bytes for info in tier.list_below("z")] == [22], "with their sizes")
 
-    def test_deleting_is_for_good_and_twice(self, tier: ObjectTier) -> None:
-        """Many at once; what is missing already is fine."""
+    def test_delete_is_idempotent(self, tier: ObjectTier) -> None:
+        """Many keys are deleted in one call; missing ones are ignored."""
         for number in range(7):
             tier.put(f"d/{number}", b"x")
         tier.delete([f"d/{number}" for number in range(5)] + ["d/9", "none/such"])
@@ -156,21 +156,21 @@ class ObjectTierContract:
         tier.delete(["d/5", "d/5"])
         tier.delete([])
         tier.delete(["d/9"])
-        _require(_keys(tier, "") == ["d/6"], "once more is fine")
+        _require(_keys(tier, "") == ["d/6"], "another delete is fine")
 
-    def test_a_copy_is_its_own(self, tier: ObjectTier) -> None:
-        """It replaces unless told not to, and does not follow its source."""
+    def test_a_copy_is_independent(self, tier: ObjectTier) -> None:
+        """A copy replaces its target unless if_absent is set, and does not follow its source."""
         tier.put("from", b"bytes")
-        _require(tier.copy("from", "to/there").size_bytes == 5, "the answer is about the target")
-        _refused(ObjectExistsError, lambda: tier.copy("from", "to/there", if_absent=True), "there is one already")
+        _require(tier.copy("from", "to/there").size_bytes == 5, "copy describes the target")
+        _refused(ObjectExistsError, lambda: tier.copy("from", "to/there", if_absent=True), "the target exists already")
         tier.copy("from", "to/new", if_absent=True)
         tier.put("from", b"changed")
         _require(tier.get("to/there", size_max=9) == tier.get("to/new", size_max=9) == b"bytes", "copies stay")
         tier.copy("from", "to/there")
         _require(tier.get("to/there", size_max=9) == b"changed", "a copy may replace")
 
-    def test_keys_that_are_no_keys_are_refused(self, tier: ObjectTier) -> None:
-        """Nothing leads out of the place, and nothing means different things in different places."""
+    def test_invalid_keys_are_refused(self, tier: ObjectTier) -> None:
+        """A key never leads out of the location, and means the same in every location."""
         for key in (
             "",
             "/a",
@@ -195,6 +195,6 @@ class ObjectTierContract:
                 partial(tier.put_parts, key, list),
             ):
                 _refused(UsageError, call, f"{key!r} is refused")
-        _refused(UsageError, lambda: tier.get_range("a", -1, 1), "a range begins in the object")
+        _refused(UsageError, lambda: tier.get_range("a", -1, 1), "a range begins inside the object")
         _refused(UsageError, lambda: tier.get_range("a", 0, 0), "a range has bytes")
-        _refused(UsageError, lambda: list(tier.list_below("../a")), "a folder is lawful, too")
+        _refused(UsageError, lambda: list(tier.list_below("../a")), "a folder must be valid, too")

@@ -376,7 +376,7 @@ def test_a_wait_that_ends_early_says_why():
     with opened(fs, objects=objects, clock=clock) as manager:
         log = manager.log("orders")
         objects.fail_on("put_parts", 1, times=10_000)
-        with pytest.raises(NotDurableError, match="told to fail") as refusal:
+        with pytest.raises(NotDurableError, match="injected failure") as refusal:
             log.append_record_with_timeout(b"one", 30, durable="object")
         assert payloads(log) == [b"one"]
         for number in range(5):
