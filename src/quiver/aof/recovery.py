@@ -59,6 +59,7 @@ from quiver.aof.format.segment_file import (
 from quiver.aof.reading.catalog import SealedSegment
 from quiver.aof.recovered import Recovered
 from quiver.clock import Clock
+from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.disk.copying import copy_file
@@ -549,6 +550,9 @@ class _Recovery:
             # the loss.
             result.next_base_offset = max(result.next_base_offset, self._loaded.durable_bytes + FOOTER_BYTES)
         self._skip_lost_segments()
+
+        used = [one.segment_id for one in result.sealed] + ([result.tail.segment_id] if result.tail else [])
+        invariant(result.next_segment_id > max(used, default=-1), "recovery never uses a segment id twice")
 
     def _skip_lost_segments(self) -> None:
         """Skip the place of lost durable segments. The pointer preserves it, because the snapshot does not."""

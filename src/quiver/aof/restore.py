@@ -52,6 +52,7 @@ from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.object_listing import ListedObjects, list_objects
 from quiver.clock import Clock
 from quiver.errors import CorruptionError, UsageError
+from quiver.invariant import invariant
 from quiver.objects import ObjectLocation, ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import replace_file
@@ -307,6 +308,7 @@ def _seal_empty(
     fs: FileSystem, partial: str, newest: TierEntry, segment_id: int, watermark: int, *, now_ns: int
 ) -> int:
     """Write a sealed segment without records after *newest*; return the log's durable bytes including it."""
+    invariant(segment_id > newest.segment_id, "a restored log uses no segment id of the old disk")
     before = SealedSegment("", newest.header, newest.footer)
     header = SegmentHeader(
         segment_index=segment_id,

@@ -34,6 +34,7 @@ from quiver.aof.format.names import INCOMING
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, decode_record
 from quiver.aof.format.sink_batch import COMMITS, BatchStep, StagedPart, decode_begun, encode_begun
 from quiver.errors import CorruptionError, InvalidRecordError, QuiverError, StoreClosedError
+from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.batch_notes import NOTE_BYTES_MAX, BatchCommit, begun_name
 from quiver.primitives.disk.atomic import replace_file
@@ -185,6 +186,8 @@ class StagedImport:
         if not step.appended:
             self._retry(lambda: self._tail.append_many(step.payloads, step.ext_ids, held=True), _PATIENCE_S)
             step.appended = True
+        are_alone = self._tail.record_total == step.place.log_records + step.place.count
+        invariant(are_alone, "there are no other appends until the step of a batch is durable")
         self._flush(_PATIENCE_S)
         self._places[step.path] = (step.place.part, step.place.index + step.place.count)
         self._unlock()

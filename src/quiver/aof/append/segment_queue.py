@@ -21,6 +21,7 @@ from quiver.aof.config import AofConfig
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader
 from quiver.aof.recovered import Recovered
 from quiver.clock import Clock
+from quiver.invariant import invariant
 
 __all__ = ["NEVER", "OVERHEAD_BYTES", "SegmentQueue"]
 
@@ -78,6 +79,8 @@ class SegmentQueue:
         return self._begin(spare)
 
     def _begin(self, spare: Segment) -> Segment:
+        is_new = all(one.segment_id < self.next_segment_id for one in self.pending)
+        invariant(is_new, "an append never uses the id of an earlier segment")
         header = SegmentHeader(
             self.next_segment_id, self.next_base_record_count, self.next_base_offset, spare.max_size, self._now_ns(), 0,
             self.ext_id,

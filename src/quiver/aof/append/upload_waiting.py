@@ -18,6 +18,7 @@ from quiver.aof.reading.catalog import Catalog
 from quiver.aof.tiers.uploads import Uploads
 from quiver.clock import Clock
 from quiver.errors import NotDurableError, UnknownRecordError, UsageError
+from quiver.invariant import invariant
 
 __all__ = ["UploadWaiting"]
 
@@ -108,6 +109,8 @@ class UploadWaiting:
             refusal = self._tail.refusal
         sealed = self._catalog.get(segment_id)
         if sealed is not None and uploads.is_uploaded(sealed):
+            _, offset = split_record_id(record_id)
+            invariant(offset < sealed.end, "the object of a segment has every record that is confirmed with it")
             return True
         if segment_id in uploads.damaged:
             raise uploads.damaged[segment_id]

@@ -25,6 +25,7 @@ from quiver.aof.reading.resume import resume_after
 from quiver.aof.reading.search import begins_at, unknown_record
 from quiver.aof.reading.source import Extent, Place, Record, Source, Sources
 from quiver.errors import CorruptionError, DataLossError, ObjectsUnavailableError, UnknownRecordError, UsageError
+from quiver.invariant import invariant
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.checksum import crc64_nvme_function
 
@@ -223,6 +224,7 @@ class Reader:
 
     def _go_to(self, following: int) -> None:
         """Move the position to the beginning of segment *following*, and report lost records before it."""
+        invariant(following > self._segment_id, "a reader never moves to an earlier segment")
         extent = self._sources.extent(following)
         if extent is None:
             return  # it was removed meanwhile
@@ -325,6 +327,7 @@ class Reader:
         if before is not None and total is not None and self._count is not None:
             records_max = max(0, before + total - self._count - 1)
         resumed = resume_after(source, offset, _known_marks(self._sources, source), records_max=records_max)
+        invariant(resumed.offset > offset, "a reader continues after the damage that it reports")
         self._offset = resumed.offset
         self._losses += 1
         if resumed.lost is not None:

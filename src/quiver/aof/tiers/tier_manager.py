@@ -56,6 +56,7 @@ from quiver.errors import (
     UnknownRecordError,
     UsageError,
 )
+from quiver.invariant import invariant
 from quiver.objects import ObjectTier
 from quiver.observe import Observer, Value
 from quiver.primitives.disk.atomic import remove_durably
@@ -333,6 +334,8 @@ class TierManager:
             if entry is None or segment_id in self._without_file:
                 return
             entry = self._with_valid_copy(sealed, self._entries[segment_id])
+            has_copy = entry.has_warm or entry.remote is not None
+            invariant(has_copy, "a segment's file is removed only after a copy of it was verified")
             self._without_file.add(segment_id)
             try:
                 self._note([self._event(Event.LOCAL_EVICTED, entry, entry.original_bytes)], entry)
