@@ -163,4 +163,4 @@ def test_a_record_that_goes_on_behind_the_commit():
     )  # fmt: skip
     answer = decode_chunk(memoryview(encode_chunk_header(header) + body))
     assert isinstance(answer, Damage)
-    assert "behind what was committed" in answer.reason
+    assert "past the committed bytes" in answer.reason

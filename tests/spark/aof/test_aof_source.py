@@ -342,7 +342,7 @@ def test_a_checkpoint_of_another_log_is_refused(log, tmp_path):
     with pytest.raises(DataLossError, match="belongs to log"):
         reader.latestOffset(theirs, ReadAllAvailable())
     for wrong in ({"v": 2}, {**theirs, "record_id": "x"}):
-        with pytest.raises(UsageError, match="no position"):
+        with pytest.raises(UsageError, match="not a position"):
             reader.latestOffset(wrong, ReadAllAvailable())
     with pytest.raises(UsageError, match="cannot begin at latest"):
         log.source(startingOffsets="latest").streamReader(schema=made.schema()).initialOffset()
