@@ -1,4 +1,4 @@
-"""An AOF2 log behind the interface of the append-log contract, and settings small enough to meet every case."""
+"""Adapt an AOF2 log to the append-log contract, with settings small enough to cover every case."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TinyConfig(AofConfig):
 
 
 def tiny(**changes) -> TinyConfig:
-    """One size of segment, unless *changes* say otherwise."""
+    """Return settings with one segment size, changed by *changes*."""
     sizes = {"segment_min_bytes": 1, "segment_target_bytes": 1, "segment_max_bytes": 1}
     return TinyConfig(**{**sizes, **changes})
 
@@ -116,7 +116,7 @@ class AofAsLog:
 
 
 def tail_of(fs: FileSystem) -> tuple[str, int]:
-    """The file of the last record, and the offset behind it."""
+    """Return the file of the last record and the end of that record."""
     path = segment_files(fs)[-1]
     view = fs.map_read(path).view()
     return path, scan_records(view, HEADER_BYTES, len(view)).end

@@ -1,4 +1,4 @@
-"""`quiver aof seal|flush|upload|segments|manifest`: logs that nobody has open, in order again."""
+"""`quiver aof seal|flush|upload|segments|manifest`: administration of logs that no process has open."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_seal_and_flush(root):
     assert "5 records" in run("verify", root)
 
 
-def test_what_no_object_has_is_uploaded(tmp_path):
-    """Of every log, the segment that takes records included; what is left is said, and the exit code is 1."""
+def test_upload_uploads_segments_without_an_object(tmp_path):
+    """For every log, including the active segment; segments that are left are reported, with exit code 1."""
     for name in ("orders", "trades"):
         with AofManager.open(str(tmp_path / "aof"), background=False) as manager:
             manager.log(name).append_record(b"one")
@@ -65,8 +65,8 @@ def test_what_no_object_has_is_uploaded(tmp_path):
     assert run("verify", tmp_path / "new", "--objects", cold).count("sound, 1 records") == 2
 
 
-def test_a_damaged_segment_is_left(tmp_path):
-    """It is not uploaded, and the reason says where it is damaged."""
+def test_a_damaged_segment_is_not_uploaded(tmp_path):
+    """The reason names the place of the damage."""
     root, cold = tmp_path / "aof", tmp_path / "cold"
     with AofManager.open(str(root), background=False) as manager:
         manager.log("orders").append_records([b"one", b"two"])
@@ -109,7 +109,7 @@ def test_the_oldest_are_deleted(root, tmp_path):
 
 @pytest.mark.parametrize("how", ["damaged", "gone"])
 def test_a_manifest_log_is_repaired(root, how):
-    """What it does not say any more is taken over from what is there; then it is whole, and no record is lost."""
+    """Missing entries are registered from existing copies; then it is complete, and no record is lost."""
     before = run("tail", root)
     assert json.loads(run("manifest", "check", root, "--json"))[0]["problems"] == []
     for chunk in (root / "orders" / "manifest").rglob("*.mlog"):
@@ -127,7 +127,7 @@ def test_a_manifest_log_is_repaired(root, how):
 
 
 def test_help_and_mistakes(root):
-    """Every command has a page; what is no log is said in a sentence."""
+    """Every command has a help page; a path without a log is reported in a sentence."""
     for words in (["seal"], ["flush"], ["segments", "list"], ["segments", "delete"], ["manifest", "check"]):
         assert "Usage" in run(*words, "--help")
         rest = [7, "--force"] if words[-1] == "delete" else []

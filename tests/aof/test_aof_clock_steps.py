@@ -1,7 +1,4 @@
-"""
-A wall clock that is set back or forward: segments are sealed and expire in time, and no time of a
-record goes back.
-"""
+"""A wall clock that is set back or forward: segments are sealed and expire in time, and record times never decrease."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def seal(manager: AofManager, clock: ManualClock, payload: bytes) -> None:
 @STEPS_S
 @pytest.mark.parametrize("tiers", [None, TierConfig(objects=COLD)])
 def test_age(step_s: int, tiers: TierConfig | None) -> None:
-    """Records stay for `ttl_s`, and go then."""
+    """Records stay for `ttl_s` and are then removed."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
     fs.make_dirs(COLD)
@@ -56,7 +53,7 @@ def test_age(step_s: int, tiers: TierConfig | None) -> None:
 
 
 def test_a_restart_after_a_step_back() -> None:
-    """Segments from the future are as old as the process: they go in time, and so does what comes behind them."""
+    """Segments from the future are as old as the process: they expire in time, and so do later ones."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
     with opened(fs, clock, max_segment_age_s=SEAL_S, retention=HOUR) as manager:
@@ -92,7 +89,7 @@ def test_the_segment_that_takes_records(step_s: int) -> None:
 
 @STEPS_S
 def test_times_of_records(step_s: int) -> None:
-    """They never go back, also over a restart."""
+    """They never decrease, even across a restart."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
     with opened(fs, clock) as manager:

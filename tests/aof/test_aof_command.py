@@ -41,7 +41,7 @@ def run(*words: object, code: int = 0) -> str:
 
 
 def test_dump(root):
-    """Tables for people, and one line of JSON behind them."""
+    """Tables for human readers, then one line of JSON."""
     text = run("dump", "--root", root)
     told = json.loads(text.splitlines()[-1])
     (orders, quiet) = told["logs"]
@@ -55,7 +55,7 @@ def test_dump(root):
 
 
 def test_verify_reads_everything(root):
-    """Nine records; a flipped bit in a sealed one is damage, behind the end of the tail it is a torn tail."""
+    """Nine records; a flipped bit in a sealed one is damage, and after the end of the tail a torn tail."""
     assert "sound, 9 records" in run("verify", root)
     paths = sorted((root / "orders" / "segments").glob("*.seg"))
     data = bytearray(paths[-1].read_bytes())
@@ -71,8 +71,8 @@ def test_verify_reads_everything(root):
     assert (found[0]["path"], found[0]["offset"], found[0]["kind"]) == (str(paths[0]), 64, "damaged")
 
 
-def test_a_segment_that_is_gone_is_found(root):
-    """The count of records before the next one says so."""
+def test_a_missing_segment_is_reported(root):
+    """The record count in the next segment reveals it."""
     sorted((root / "orders" / "segments").glob("*.seg"))[1].unlink()
     found = json.loads(run("verify", root, "--log", "orders", "--json", code=1))[0]["findings"]
     assert "records 3 to 5 of the log are in no segment" in found[0]["reason"]
@@ -113,8 +113,8 @@ def test_tail_from_an_id_that_no_record_has(root):
     assert "none begins at" in run("tail", root, "--log", "orders", "--from", first + 1, code=2)
 
 
-def test_tail_says_what_is_lost(root):
-    """Once, with the range, on the error output; the other records are printed, and the exit code is 1."""
+def test_tail_prints_lost_ranges(root):
+    """Once with the range, on stderr; the other records are printed, and the exit code is 1."""
     paths = sorted((root / "orders" / "segments").glob("*_*_*.seg"))
     first = json.loads(run("tail", root, "--log", "orders", "-n", 1, "--json"))["record_id"]
     paths[1].unlink()
@@ -131,8 +131,8 @@ def test_tail_says_what_is_lost(root):
     assert "is missing; the log continues with record" in run("tail", root, "--log", "orders", "--from", first, code=2)
 
 
-def test_a_payload_moves_no_cursor(tmp_path):
-    """One line for a record, whatever is in it."""
+def test_payloads_are_escaped(tmp_path):
+    """One line for a record, for any bytes in it."""
     with AofManager.open(str(tmp_path), background=False) as manager:
         manager.log("orders").append_records(["é\x1b[2J\na\tb\0\x9b".encode(), b"\xff"])
     lines = run("tail", tmp_path, "--stream", "orders").splitlines()
@@ -144,7 +144,7 @@ def test_a_payload_moves_no_cursor(tmp_path):
 
 
 def test_evict_and_hydrate(root):
-    """A segment's file goes and comes back; what is read stays the same, and the dump says where it is."""
+    """A segment's file is removed and restored; records stay the same, and the dump shows the residency."""
     before = run("tail", root, "--log", "orders")
     told = json.loads(run("evict", root, 0, "--log", "orders", "--json"))
     assert told == [{"segment": 0, "residency": "staged_for_tier0"}]
@@ -173,8 +173,8 @@ def test_evict_and_hydrate(root):
     assert "the only copy of a segment is missing" in run("verify", root, "--json", code=1)
 
 
-def test_what_waits_beside_a_live_writer(tmp_path):
-    """Segments that are packed and not uploaded."""
+def test_pending_uploads_of_a_live_writer_are_shown(tmp_path):
+    """Segments that are packed but not uploaded."""
     objects = FaultObjects(DirectoryObjects(REAL_FILES, str(tmp_path / "cold"), clock=SYSTEM_CLOCK))
     config = AofConfig(compression="zstd", tiers=TierConfig(objects="named/by/hand"), preallocate_segments=1)
     root = tmp_path / "aof"
@@ -191,8 +191,8 @@ def test_what_waits_beside_a_live_writer(tmp_path):
         assert "waiting to be uploaded" in " ".join(run("dump", root).split())
 
 
-def test_what_a_sink_committed(root):
-    """Counted while it waits; its notes are told like any file."""
+def test_committed_batches_of_sinks_are_shown(root):
+    """Pending batches are counted; their notes are described like any file."""
     commit = COMMITS.encode(BatchCommit("q", 0, (StagedPart(f"{part_directory(0, 0, 'a')}/00000.part", 2, 50),)))
     path = root / "orders" / "incoming" / "q" / commit_name(0)
     path.parent.mkdir(parents=True)
@@ -209,8 +209,8 @@ def test_what_a_sink_committed(root):
     run("inspect", begun, code=1)
 
 
-def test_beside_a_live_writer(tmp_path):
-    """What is written is seen, what is synced is told apart; nothing is changed."""
+def test_commands_work_while_a_writer_has_the_log_open(tmp_path):
+    """Written records are visible, synced ones are distinguished, and nothing is changed."""
     with AofManager.open(str(tmp_path), background=False) as manager:
         log = manager.log("orders")
         log.append_record(b"durable")
@@ -223,8 +223,8 @@ def test_beside_a_live_writer(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["dump", "verify", "inspect", "tail"])
-def test_what_is_no_log(tmp_path, command):
-    """A sentence and 2, never a traceback."""
+def test_paths_without_a_log_are_refused(tmp_path, command):
+    """With a sentence and exit code 2, without a traceback."""
     words = ["--root", tmp_path] if command == "dump" else [tmp_path]
     assert "holds no append-only log" in run(command, *words, code=2)
 

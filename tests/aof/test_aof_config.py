@@ -62,7 +62,7 @@ def test_defaults():
     ],
 )
 def test_sizes_are_rounded_and_kept_in_order(given, made):
-    """To the nearest power of two, the lower of two; no file is larger than 32 bits can say."""
+    """To the nearest power of two, or the lower of two; the format limits files to 32 bits."""
     config = AofConfig(segment_min_bytes=given[0], segment_max_bytes=given[1], segment_target_bytes=given[2])
     assert (config.segment_min_bytes, config.segment_max_bytes, config.segment_target_bytes) == made
     assert dataclasses.replace(config, root_dir="x") == dataclasses.replace(config, root_dir="x")
@@ -115,14 +115,14 @@ def test_sizes_are_rounded_and_kept_in_order(given, made):
         lambda: AofConfig(root_dir=3),
     ],
 )
-def test_what_cannot_be_is_refused(make):
-    """When it is made, with the name of the key."""
+def test_invalid_settings_are_refused(make):
+    """When they are made, with the name of the key."""
     with pytest.raises(SettingsError):
         make()
 
 
 def test_the_manager_gives_each_log_its_directory():
-    """Below its own, which the settings name where nobody else does."""
+    """Below the manager's own directory, by default that of the settings."""
     with AofManager.open(config=tiny(root_dir="/elsewhere"), fs=CrashFileSystem(), background=False) as manager:
         assert (manager.path, manager.log("orders").config.root_dir) == ("/elsewhere", "/elsewhere/orders")
     with open_manager(CrashFileSystem()) as manager:
@@ -246,7 +246,7 @@ HELD = [SealedAge(number, sealed_at=number * 1_000_000_000, size_bytes=100) for 
         (Retention("size", max_total_bytes=1), [0, 1, 2, 3]),
     ],
 )
-def test_what_leaves(retention, leaving):
+def test_expired_segments(retention, leaving):
     """The oldest first, and never the newest."""
     assert choose_expired(retention, HELD, 10_000_000_000) == leaving
     assert choose_expired(retention, [], 0) == []
@@ -267,7 +267,7 @@ def rolled(fs, retention, clock, count=4):
 
 @pytest.mark.parametrize("action", ["archive", "expire"])
 def test_retention_by_size(action):
-    """What leaves is moved under the documented name, or gone; reading begins at what is left; so it stays."""
+    """Segments are moved under the documented name or deleted; reading begins at the rest, also after reopening."""
     fs = CrashFileSystem()
     retention = Retention("size", max_total_bytes=2 * 16 * KIB, action=action)
     manager, log = rolled(fs, retention, ManualClock())
@@ -282,8 +282,8 @@ def test_retention_by_size(action):
         assert again.log("orders").snapshot().record_count == 5
 
 
-def test_segments_grow_old_by_themselves():
-    """Nobody calls anything: the manager's thread looks again as time passes."""
+def test_segments_expire_without_any_call():
+    """The manager's thread checks again as time passes."""
     fs = CrashFileSystem()
     clock = ManualClock(waits="hold")
     config = tiny(retention=Retention("time", ttl_s=20, action="expire"), flush=FlushConfig(flush_interval_ms=0))
@@ -294,7 +294,7 @@ def test_segments_grow_old_by_themselves():
             log.append_record_with_timeout(b"%d" % number, None)
             log.force_rollover()
         assert follower.next_sealed_segment() == 0
-        for _ in range(1_000):  # the thread that looks may be behind the clock
+        for _ in range(1_000):  # the polling thread may lag the clock
             clock.wait_for_waiters(2)
             clock.advance(1)
             left = [bytes(one.payload) for one in log.open_reader()]

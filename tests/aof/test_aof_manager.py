@@ -22,8 +22,8 @@ from quiver.settings import MIB
 from quiver.testing.crashfs import CrashFileSystem
 
 
-def test_it_works_as_the_readme_says(tmp_path):
-    """On a real disk, with its threads."""
+def test_the_readme_example_works(tmp_path):
+    """On a real disk, with threads."""
     with AofManager.open(str(tmp_path / "aof")) as manager:
         log = manager.log("orders")
         record_id = log.append_record(b"payload", ext_id=0)
@@ -60,7 +60,7 @@ def test_blocks_are_really_there(tmp_path):
 
 
 def test_one_process_at_a_time():
-    """The second is told who holds it."""
+    """The error of the second process names the first."""
     fs = CrashFileSystem()
     with open_manager(fs), pytest.raises(DirectoryInUseError):
         open_manager(fs)
@@ -82,8 +82,8 @@ def test_a_log_is_one_object_until_it_is_closed():
         assert [one.name for one in manager.snapshot()] == ["orders", "other"]
 
 
-def test_the_number_of_a_log_is_its_own_for_ever():
-    """Whatever the order in which logs are opened, and by whom; a damaged one is refused by name."""
+def test_the_number_of_a_log_is_permanent():
+    """Regardless of the order of openings; a damaged number is refused with its path."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         numbers = {name: manager.log(name).stream_id for name in ("a", "b")}
@@ -123,8 +123,8 @@ def test_a_closed_manager_refuses():
         assert payloads(again.log("orders")) == [b"x"]
 
 
-def test_settings_are_not_passed_over():
-    """A log that is open keeps its settings: whoever asks for it with others is told. The same ones are fine."""
+def test_other_settings_for_an_open_log_are_refused():
+    """An open log keeps its settings. Equal settings are accepted."""
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders", tiny(preallocate_segments=2))
         assert manager.log("orders", tiny(preallocate_segments=2)) is log
@@ -136,8 +136,8 @@ def test_settings_are_not_passed_over():
 
 
 @pytest.mark.parametrize("name", [7, None, b"orders", "aof.lock"])
-def test_what_is_no_name_of_a_log(name):
-    """The manager's own file, too."""
+def test_invalid_log_names_are_refused(name):
+    """Including the manager's own file."""
     with open_manager(CrashFileSystem()) as manager, pytest.raises(UsageError, match="cannot be called"):
         manager.log(name)
 
@@ -151,16 +151,16 @@ def test_what_is_no_name_of_a_log(name):
         ("s3://", "bucket"),
     ],
 )
-def test_a_place_of_objects_that_is_none_is_refused_at_once(objects, reason):
-    """Not when a disk runs full and the first segment is to leave. Other logs open."""
+def test_an_invalid_object_location_is_refused_immediately(objects, reason):
+    """Not only when the disk is full and the first segment is evicted. Other logs can be opened."""
     with open_manager(CrashFileSystem()) as manager:
         with pytest.raises(SettingsError, match=reason):
             manager.log("orders", tiny(tiers=TierConfig(objects=objects)))
         manager.log("other").append_record(b"x")
 
 
-def test_the_upstream_watermark_comes_back():
-    """From footer and pointer; it never goes back; replay goes on with the next."""
+def test_the_upstream_watermark_is_restored():
+    """From footer and pointer; it never decreases; the import continues with the next entry."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -177,8 +177,8 @@ def test_the_upstream_watermark_comes_back():
         assert [one.ext_id for one in log.open_reader()] == [42]
 
 
-def test_a_seal_says_nothing_of_what_came_behind_its_segment():
-    """The record that the upstream log was told to forget would be gone with the power."""
+def test_a_seal_has_the_watermark_of_its_segment_only():
+    """Otherwise a power loss would lose a record that the upstream log has dropped."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -229,7 +229,7 @@ def test_an_upstream_log_is_taken_over_once_over_any_crash():
 
 
 def test_upstream_numbers_grow():
-    """What is given twice or backwards is refused, and what came before it is kept."""
+    """Repeated or decreasing numbers are refused, and earlier entries stay."""
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders")
         for entries in ([(3, b"c"), (3, b"c")], [(4, b"d"), (2, b"b")], [("5", b"e")], [(0, b"z")], [(1 << 64, b"z")]):
@@ -251,7 +251,7 @@ def test_a_watermark_that_no_footer_holds_is_refused(watermark):
 
 @pytest.mark.parametrize("number", range(9))
 def test_the_how_to_runs(tmp_path, monkeypatch, capsys, number):
-    """Every example of the page, one behind the other in one directory."""
+    """Every example of the page runs, in order, in one directory."""
     page = (Path(__file__).parents[2] / "docs" / "howto" / "aof.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```python\n(.*?)```", page, re.MULTILINE | re.DOTALL)
     examples = [source for source in examples if "quiver.spark" not in source]
@@ -261,8 +261,8 @@ def test_the_how_to_runs(tmp_path, monkeypatch, capsys, number):
     assert ("payload" in capsys.readouterr().out) == (number in {0, 8})
 
 
-def test_what_is_given_wrongly_is_told(tmp_path):
-    """In words, before anything is written."""
+def test_invalid_arguments_are_refused(tmp_path):
+    """With a message, before anything is written."""
     with pytest.raises(UsageError, match="has no name"):
         AofManager.open("")
     with pytest.raises(UsageError, match="not dict"):

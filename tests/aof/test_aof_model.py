@@ -1,4 +1,4 @@
-"""A log against a list: whatever is done in whatever order, with crashes in between."""
+"""A log against a list: any operations in any order, with crashes in between."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ TestLog.settings = settings(max_examples=60, stateful_step_count=30, deadline=No
 
 
 class TieredLogMachine(LogMachine):
-    """The same, and whatever is sealed is packed, uploaded, and leaves with the next turn of upkeep."""
+    """The same, with sealed segments that are packed, uploaded and evicted by maintenance."""
 
     tiers = TierConfig(tier0_max_bytes=20_000, warm_max_bytes=200, objects="/cold")
 

@@ -119,8 +119,8 @@ class TestSmallLog(SmallLogContract):
         ("cuts_failed_writes", "a_full_disk_is_temporary", "each record exists once"),
     ],
 )
-def test_carelessness_is_found(carelessness, test, words):
-    """The test that guards a promise fails when the promise is broken, and says which it was."""
+def test_a_broken_guarantee_is_detected(carelessness, test, words):
+    """The test of a guarantee fails when the guarantee is broken, and names it."""
     careless = type("Careless", (SmallLog,), {carelessness: not getattr(SmallLog, carelessness)})
     contract = type("Contract", (SmallLogContract,), {"log": careless})()
     with pytest.raises(AssertionError, match=f"broken promise: .*{words}"):

@@ -8,7 +8,7 @@ import quiver
 
 
 def test_a_child_imports_the_quiver_of_its_parent():
-    """Whatever else is installed, and whatever the shell that started the tests has set."""
+    """Regardless of other installations and of the environment of the shell."""
     assert Path(quiver.__file__).parents[2] == Path(__file__).parents[2]
     script = "import quiver; print(quiver.__file__)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -36,8 +36,8 @@ def test_a_store_is_visible_and_not_durable():
     assert (lost[5_000:5_004], lost[:4]) == (b"data", bytes(4))
 
 
-def test_a_power_cut_keeps_any_of_the_blocks():
-    """What was stored first may be gone while what was stored last is there, and no block is a mixture."""
+def test_a_power_loss_keeps_any_of_the_blocks():
+    """The first store may be lost while the last one survives; no block is partly written."""
     fs, _, mapping = mapped()
     for index in range(4):
         mapping.view()[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES] = b"x" * BLOCK_BYTES
@@ -52,7 +52,7 @@ def test_a_power_cut_keeps_any_of_the_blocks():
 
 
 def test_writes_and_stores_are_one_file():
-    """Whatever comes last is there, seen from both sides; cutting it short under the mapping is refused."""
+    """The last change wins on both sides; truncating the file under the mapping is refused."""
     fs, file, mapping = mapped()
     view = mapping.view()
     view[:4] = b"aaaa"
@@ -83,7 +83,7 @@ def test_after_a_failed_sync_only_what_is_touched_reaches_the_disk():
 
 
 def test_a_closed_mapping():
-    """What was stored before stays; asking it for its view is refused; the others go on."""
+    """Earlier stores stay; its view is refused; other mappings stay valid."""
     fs, file, mapping = mapped()
     other = file.map_write()
     mapping.view()[:4] = b"kept"

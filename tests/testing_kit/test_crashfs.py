@@ -105,8 +105,8 @@ def test_a_sync_keeps_contents_and_length(disk):
     assert outcomes(disk, "/f") == {b"x" * 5000 + b"yy" + b"x" * 3998}
 
 
-def test_a_cut_is_undone_whole_or_not_at_all(disk):
-    """Before the sync the old length may come back, then with the old bytes; never old bytes at the new length."""
+def test_a_truncation_is_atomic(disk):
+    """Before the sync the old length may return with the old bytes; never old bytes at the new length."""
     file = durable(disk, "/f", b"o" * 2 * BLOCK)
     file.truncate(10)
     assert outcomes(disk, "/f") == {b"o" * 2 * BLOCK, b"o" * 10}
@@ -136,8 +136,8 @@ def test_a_mode_is_metadata(disk):
     assert disk.clone_after_crash(0).stat("/f").mode == 0o440
 
 
-def test_lost_blocks_stay_lost_through_a_cut(disk):
-    """What a failed sync lost is not on the disk, also when the file is then cut and grows again."""
+def test_lost_blocks_stay_lost_after_a_truncation(disk):
+    """Bytes that a failed sync lost are not on the disk, also after the file is truncated and grows again."""
     file = durable(disk, "/f", b"o" * 10)
     file.pwrite(b"n" * 10, 0)
     file.lose_unsynced()
@@ -185,7 +185,7 @@ def test_a_rename_between_directories_never_loses_both(disk):
 
 
 def test_a_move_over_a_younger_name_stays(disk):
-    """What a sync of the directory that was left made durable is not undone by an older, unsynced creation."""
+    """A sync of the source directory makes the move durable; an older, unsynced creation does not undo it."""
     disk.make_dirs("/a")
     disk.make_dirs("/b")
     durable(disk, "/a/f", b"moved")
@@ -211,8 +211,8 @@ def test_names_survive_independently(disk):
     }
 
 
-def test_a_lost_directory_takes_its_files_along(disk):
-    """What was made durable below a name that was not is out of reach."""
+def test_a_lost_directory_loses_its_files(disk):
+    """Durable names below a name that was not durable are unreachable."""
     disk.make_dirs("/a/b")
     durable(disk, "/a/b/f", b"x")
     disk.rename("/a/b", "/a/c")
@@ -278,8 +278,8 @@ def test_a_kill_keeps_what_was_visible_and_no_more_durable(disk):
     lock.release()
 
 
-def test_clones_are_apart(disk):
-    """What happens in one is not seen in the other."""
+def test_clones_are_independent(disk):
+    """A change in one is not visible in the other."""
     durable(disk, "/f", b"x" * 10)
     clone = disk.clone_after_crash(0)
     clone.open_write("/f").pwrite(b"clone", 0)
@@ -305,7 +305,7 @@ def test_a_seed_is_an_outcome(disk):
 
 
 def test_each_change_is_one_step_before_it_happens(disk):
-    """`on_step` sees the state before; raising in it stops the operation; reading is no step."""
+    """`on_step` sees the state before; if it raises, the operation does not happen; reads are not steps."""
     disk.make_dirs("/d")
     names = []
     disk.on_step = lambda op, path: names.append(f"{op} {path}")
@@ -396,8 +396,8 @@ def test_time_is_the_clocks():
     assert disk.clone_after_crash(1).stat("/f").modified_ns == 7
 
 
-def test_free_space_is_whatever_the_test_says(disk):
-    """It never fills up by itself."""
+def test_free_space_is_set_by_the_test(disk):
+    """The file system never fills up."""
     disk.free = 17
 
     assert disk.free_bytes("/") == 17
@@ -453,7 +453,7 @@ def test_contents_against_a_bytearray(steps, seed):
 
 
 def test_names_against_a_model():
-    """Synced names are the directory's; a rename keeps every durable file reachable, whatever was chosen."""
+    """Synced names are those of the directory; a rename keeps every durable file reachable, for any choice."""
     for round_number in range(60):
         random = Random(round_number)
         disk = CrashFileSystem()

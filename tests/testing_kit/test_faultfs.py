@@ -1,4 +1,4 @@
-"""What was chosen fails, as often as was chosen, and nothing else."""
+"""Only the selected calls fail, as often as selected."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_every_operation_can_fail(disk, op):
         call()
 
 
-def test_only_the_chosen_call_fails(disk):
-    """The calls before and behind it pass; all are counted."""
+def test_only_the_selected_call_fails(disk):
+    """The calls before and after it succeed; all are counted."""
     file = FaultFileSystem(disk, {"sync": 2, "pwrite": 1}).open_write("/f")
     with pytest.raises(OSError):
         file.pwrite(b"x", 0)

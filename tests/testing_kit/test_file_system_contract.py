@@ -88,7 +88,7 @@ class TestFaultFilesOverRealFiles(FileSystemContract):
 
 
 class Careless(CrashFileSystem):
-    """It opens what it should create, and says another name."""
+    """Opens a file instead of creating it, and names another path."""
 
     def create(self, path, *, mode=0o600):
         return self.create_or_truncate(path, mode=mode)
@@ -105,6 +105,6 @@ class Careless(CrashFileSystem):
     ],
 )
 def test_a_broken_promise_is_named(promise, words):
-    """The suite fails, and says which promise it was."""
+    """The suite fails and names the guarantee."""
     with pytest.raises(AssertionError, match=f"broken promise: {words}"):
         promise(FileSystemContract(), Careless(), "")

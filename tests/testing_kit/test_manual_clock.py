@@ -1,4 +1,4 @@
-"""A manual clock moves when told and never otherwise."""
+"""A manual clock moves only when it is advanced."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_the_wall_clock_steps_alone():
     assert (clock.now_ns(), clock.monotonic()) == (5, 0.0)
 
 
-def test_skipping_waits_end_at_once():
-    """Time passes as if it had been waited for; without a time-out the answer is a spurious wake-up."""
+def test_skipped_waits_end_immediately():
+    """Time passes as if it had been waited for; without a timeout the result is a spurious wake-up."""
     clock = ManualClock()
     condition = threading.Condition()
     with condition:

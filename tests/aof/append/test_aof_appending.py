@@ -1,7 +1,4 @@
-"""
-Appending: it is written and has an id, or nothing was written; there is no third outcome. And what
-waits for what.
-"""
+"""Appends: a record is written and has an id, or nothing was written. Also back-pressure and reservations."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
 CAPACITY = 16 * 1024 - 64 - 96
-"""What fits into one segment of these tests, heads included."""
+"""How many bytes fit into one segment of these tests, including heads."""
 
 
 @pytest.fixture
@@ -85,8 +82,8 @@ def _reserved(log, size):
 
 
 @pytest.mark.parametrize("payload", [b"", b"x" * (CAPACITY - 23)])
-def test_what_no_segment_can_hold_is_refused_before_anything_happens(manager, payload):
-    """Empty or too large, alone, in a batch or reserved: the log is as it was, the tail in its place."""
+def test_records_that_fit_no_segment_are_refused_without_effect(manager, payload):
+    """Empty or too large, alone, in a batch or reserved: the log is unchanged."""
     log = manager.log("orders")
     log.append_record(b"one")
     before = log.snapshot()
@@ -112,8 +109,8 @@ def test_a_batch_that_does_not_fit_is_not_written_at_all(manager):
     assert {one >> 32 for one in ids} == {1}
 
 
-def test_two_unfinalized_segments_and_no_more(manager):
-    """The third would let the writer outrun the disk: until one is sealed there is no admission."""
+def test_at_most_two_segments_are_unfinalized(manager):
+    """With a third, the writer could outrun the disk: appends are blocked until one is sealed."""
     log = manager.log("orders")
     config = tiny(preallocate_segments=4)
     log.close()
@@ -131,8 +128,8 @@ def test_two_unfinalized_segments_and_no_more(manager):
     assert [one.state for one in log.segment_snapshot()] == ["sealed", "sealed", "active"]
 
 
-def test_waiting_ends_when_it_was_promised(manager):
-    """No segment can be made: the wait is as long as asked, and says what was missing; nothing was written."""
+def test_a_wait_ends_with_its_timeout(manager):
+    """No segment can be made: the wait ends after the timeout and names the cause; nothing was written."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=28, forever=True)
     clock = ManualClock()
@@ -153,7 +150,7 @@ def test_waiting_ends_when_it_was_promised(manager):
 
 
 def test_a_reservation_is_filled_in_place(manager):
-    """Nobody else appends meanwhile; a shorter record may come of it; a crash before the commit leaves nothing."""
+    """Other appends are blocked meanwhile. The record may be shorter. A crash before the commit leaves nothing."""
     log = manager.log("orders")
     log.append_record(b"before")
     room = log.append_reserve(100)
@@ -172,7 +169,7 @@ def test_a_reservation_is_filled_in_place(manager):
 
 
 def test_a_cancelled_reservation_leaves_no_trace(manager):
-    """Whatever was written into it, be it a whole record: the next one takes its place, also after a crash."""
+    """Even a complete record in it is zeroed: the next record takes its place, also after a crash."""
     log = manager.log("orders")
     fs = manager._fs
     inner = log.append_record(b"z" * 30)
@@ -192,7 +189,7 @@ def test_a_cancelled_reservation_leaves_no_trace(manager):
 
 
 def test_leaving_a_reservation_without_a_commit_cancels_it(manager):
-    """Nobody knows whether it was filled; a commit inside is the only one."""
+    """It is unknown whether the reservation was filled; only a commit completes it."""
     log = manager.log("orders")
     with log.append_reserve(10) as room:
         room.payload[:4] = b"half"
@@ -203,8 +200,8 @@ def test_leaving_a_reservation_without_a_commit_cancels_it(manager):
     assert payloads(log) == [b"done"]
 
 
-def test_a_reservation_that_is_dropped_is_cancelled_by_the_next_append(manager):
-    """Its bytes are gone, its payload is no memory any more, and neither appends nor a rollover are held up."""
+def test_the_next_append_cancels_a_garbage_collected_reservation(manager):
+    """Its bytes and its payload view are released, and neither appends nor rollovers are blocked."""
     log = manager.log("orders")
     room = log.append_reserve(50)
     payload = room.payload
@@ -226,7 +223,7 @@ def test_a_reservation_that_is_dropped_is_cancelled_by_the_next_append(manager):
 
 
 def test_a_reservation_is_finished_once(manager):
-    """Committed or cancelled, it never finishes the one that somebody else opened since."""
+    """A committed or cancelled reservation never finishes a later one."""
     log = manager.log("orders")
     for finish in (lambda room: room.commit(), lambda room: room.cancel()):
         room = log.append_reserve(4)
@@ -255,8 +252,8 @@ def test_an_array_that_holds_the_payload_does_not_keep_it_from_being_finished(ma
     del also_held
 
 
-def test_a_reservation_that_nobody_finishes_costs_nothing_that_was_written(manager):
-    """It is open at a crash, or at closing: all records are there."""
+def test_an_unfinished_reservation_loses_no_records(manager):
+    """It is open at a crash or at closing: all records exist."""
     log = manager.log("orders")
     log.append_record(b"before")
     room = log.append_reserve(50)
@@ -267,8 +264,8 @@ def test_a_reservation_that_nobody_finishes_costs_nothing_that_was_written(manag
     assert payloads(manager.log("orders")) == [b"before"]
 
 
-def test_written_and_durable_are_told_apart():
-    """A flush that does not come in time raises what no append raises: the record is there."""
+def test_written_and_durable_are_distinguished():
+    """A flush that times out raises another error than an append: the record exists."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, forever=True)
     with open_manager(fs) as manager:
@@ -296,8 +293,8 @@ def test_flushing_what_is_not_there(manager):
             log.read_record(other)
 
 
-def test_a_rollover_is_asked_for_and_answered(manager):
-    """Until the answer is there everything says so; then the id comes, once; appends go on in the next segment."""
+def test_a_rollover_is_requested_and_completed(manager):
+    """All calls are blocked until it is done. Then the id is returned once, and appends continue."""
     log = manager.log("orders")
     assert log.seal_current_segment() is None
     log.append_record(b"one")
@@ -359,8 +356,8 @@ def test_async_appends_keep_their_order():
         asyncio.run(run())  # another loop begins a line of its own
 
 
-def test_closing_wakes_who_waits():
-    """Whoever waits for room or for records is told at once."""
+def test_closing_wakes_all_waiters():
+    """Callers that wait for space or for records get an error immediately."""
     with AofManager.open("/aof", tiny(), fs=CrashFileSystem()) as manager:
         log = manager.log("orders")
         log.append_record(b"one")
@@ -408,8 +405,8 @@ def test_a_follower_misses_nothing(manager):
     assert from_now.next(0).payload == b"new"
 
 
-def test_reading_goes_on_where_it_ended(manager):
-    """From any record, across segments; views and copies are the same bytes; runs are the same records."""
+def test_reading_continues_where_it_ended(manager):
+    """From any record, across segments. Views and copies have the same bytes, runs the same records."""
     log = manager.log("orders")
     expected = [b"%03d" % number * (1 + number % 40) for number in range(400)]
     ids = [log.append_record_with_timeout(record, 5) for record in expected]
@@ -451,8 +448,8 @@ def test_runs_of_one_length_are_the_same_records(manager):
     assert FlushConfig().max_unflushed_bytes
 
 
-def test_an_id_between_two_records_is_no_damage(manager):
-    """Whoever asks for it made a mistake; the log is whole, and no reader passes over the rest of a segment."""
+def test_an_id_between_two_records_is_not_reported_as_damage(manager):
+    """The caller made a mistake: the log is intact, and no reader skips the rest of a segment."""
     log = manager.log("orders")
     for sealed in (False, True):
         first, second = log.append_records([b"one" * 300, b"two" * 300])
@@ -487,8 +484,8 @@ def test_an_id_between_two_records_is_no_damage(manager):
                 call(wrong)
 
 
-def test_a_batch_that_breaks_off_leaves_no_trace(manager):
-    """What is not bytes is refused in the middle: the records before it are not there, after a crash either."""
+def test_a_failed_batch_leaves_no_trace(manager):
+    """A payload in the middle is not bytes: the records before it are not stored, even after a crash."""
     log = manager.log("orders")
     log.append_record(b"before")
     with pytest.raises(InvalidRecordError, match="memoryview of H"):
@@ -509,7 +506,7 @@ def test_a_batch_that_breaks_off_leaves_no_trace(manager):
 
 
 def test_a_record_is_found_by_its_time():
-    """The first that is not older, sealed or not; a clock that goes back does not take the log with it."""
+    """The first record that is not older, sealed or not. A clock that is set back does not affect the log."""
     clock = ManualClock(now_ns=1_000)
     with open_manager(CrashFileSystem(), clock=clock) as manager:
         log = manager.log("orders")

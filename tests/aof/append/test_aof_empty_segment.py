@@ -19,10 +19,10 @@ def opened(fs, config, clock) -> AofManager:
     return AofManager.open(ROOT, config, fs=fs, clock=clock, background=False)
 
 
-def test_what_was_acknowledged_is_not_taken_for_the_empty_one():
+def test_acknowledged_records_win_over_an_empty_segment_of_the_same_id():
     """
-    1. An append that was refused left a header alone, and the process died. 2. What comes next is larger than that
-    segment, so it goes into another of the same id, and is synced. 3. The process dies before the first one is removed.
+    1. A refused append left only a header, and the process died. 2. The next record is larger than that segment, so it
+    is stored in another segment with the same id, and synced. 3. The process dies before the first segment is removed.
     """
     clock = ManualClock()
     fs = CrashFileSystem()

@@ -50,8 +50,8 @@ def test_a_watermark_of_zero_flushes_every_append():
             assert log.is_durable(record_id)
 
 
-def test_the_interval_is_a_timer():
-    """An idle tail is flushed when the interval has passed, by nobody's append."""
+def test_the_flush_interval_is_a_timer():
+    """An idle tail is flushed after the interval without another append."""
     clock = ManualClock()
     config = only(flush_interval_ms=50)
     with open_manager(CrashFileSystem(), config, clock) as manager:
@@ -67,7 +67,7 @@ def test_the_interval_is_a_timer():
 
 
 def test_the_timer_runs_in_a_thread():
-    """Nobody calls anything: the thread wakes when the clock says so."""
+    """Without any call the thread wakes when the time has passed."""
     clock = ManualClock(waits="hold")
     fs = CrashFileSystem()
     manager = AofManager.open(ROOT, only(flush_interval_ms=50), fs=fs, clock=clock)
@@ -84,8 +84,8 @@ def test_the_timer_runs_in_a_thread():
     manager.close()
 
 
-def test_no_more_than_the_limit_is_unsynced():
-    """What would exceed it is refused before it is written; a flush lets it in."""
+def test_unsynced_bytes_are_limited():
+    """An append beyond the limit is blocked before it is written; a flush accepts it."""
     with open_manager(CrashFileSystem(), only(max_unflushed_bytes=1000)) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 800)
@@ -132,8 +132,8 @@ def test_overlapping_waiters_share_syncs():
         assert log.snapshot().flush.synchronous_flushes <= 4
 
 
-def test_failing_flushes_refuse_producers_until_one_succeeds():
-    """After the retries `flush`; tries go on by themselves; nothing that was written is lost."""
+def test_failing_flushes_block_appends_until_one_succeeds():
+    """After the retries appends raise `flush`. Retries continue in the background; no written record is lost."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, forever=True)
     clock = ManualClock()
@@ -163,8 +163,8 @@ def test_failing_flushes_refuse_producers_until_one_succeeds():
         assert payloads(again.log("orders")) == [b"kept", b"let in"]
 
 
-def test_a_flush_that_fails_once_is_tried_again_at_once():
-    """The caller waits a little longer and knows nothing of it; what it waited for survives a power loss."""
+def test_a_failed_flush_is_retried_immediately():
+    """The caller waits a little longer without an error, and its record survives a power loss."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk)
     with open_manager(fs, only()) as manager:
@@ -176,7 +176,7 @@ def test_a_flush_that_fails_once_is_tried_again_at_once():
 
 
 def test_bytes_that_the_kernel_lost_fail_the_log():
-    """After a failed sync the pages came back old: nobody is told that they are durable."""
+    """After a failed sync the kernel returns old pages: the records are not reported as durable."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk)
     with open_manager(fs, only()) as manager:
@@ -208,8 +208,8 @@ def test_bytes_that_the_kernel_lost_fail_the_log():
         disk.on_step = step
 
 
-def test_the_snapshot_lags_and_never_leads():
-    """At every step of the disk it says no more than what a power loss would leave."""
+def test_the_snapshot_never_exceeds_the_durable_bytes():
+    """At every step of the disk it has no more than what a power loss would leave."""
     fs = CrashFileSystem()
     clock = ManualClock()
     with open_manager(fs, only(flush_interval_ms=1), clock) as manager:
@@ -227,8 +227,8 @@ def test_the_snapshot_lags_and_never_leads():
         assert answer.value[0].durable_bytes == log.segment_snapshot()[0].current_size
 
 
-def test_closing_that_cannot_flush_says_so():
-    """The log is closed all the same, and what was written is found by the next opening."""
+def test_closing_raises_when_it_cannot_flush():
+    """The log is closed nevertheless, and the next opening finds the written records."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, forever=True)
     manager = open_manager(fs, only())
@@ -240,8 +240,8 @@ def test_closing_that_cannot_flush_says_so():
         assert payloads(again.log("orders")) == [b"x"]
 
 
-def test_a_snapshot_that_cannot_be_written_is_written_later():
-    """It is a hint: nobody is refused for it, and the failures are counted."""
+def test_a_failed_snapshot_is_written_later():
+    """The snapshot is a hint: no append is blocked for it, and the failures are counted."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, path_part="warm/durability/", forever=True)
     clock = ManualClock()
@@ -284,8 +284,8 @@ def test_small_syncs_prepare_the_blocks_to_come():
         assert (len(found), found[1], found[-1]) == (302, b"y" * 1000, b"299" * 1000)
 
 
-def test_latencies_are_told():
-    """Of an append after each flush, of waiting, of syncs, of opening; and how large segments become."""
+def test_latencies_are_recorded():
+    """For an append after each flush, for waits, syncs and openings; also the sizes of segments."""
 
     class Listener(InMemoryObserver):
         def __init__(self) -> None:
@@ -312,8 +312,8 @@ def test_latencies_are_told():
     assert heard.total("aof_durable_bytes_total") > 30_000
 
 
-def test_what_was_appended_is_counted_from_opening_on():
-    """Over segments that fill up, are sealed and retired; bytes are those of payloads and heads, nothing else."""
+def test_appended_records_are_counted_since_opening():
+    """Across full, sealed and retired segments. The bytes are those of payloads and heads."""
     fs = CrashFileSystem()
     config = tiny(retention=Retention("size", max_total_bytes=1, action="expire"))
     total = 0

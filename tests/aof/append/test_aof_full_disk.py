@@ -1,7 +1,4 @@
-"""
-A disk that fills up: smaller segments use what is left of it, refusals say why, and small records never wait for a
-large one.
-"""
+"""A full disk: smaller segments use the rest, errors name the cause, small records never wait for large ones."""
 
 from __future__ import annotations
 
@@ -102,8 +99,8 @@ def test_tiers_without_objects_pack_what_fills_a_disk(small_disk: Path):
         assert sum(len(one.payload) for one in log.open_reader()) == written
 
 
-def test_sizes_are_halved_until_one_has_room():
-    """Where a file system does not say how much room it has, reserving the blocks does."""
+def test_segment_sizes_are_halved_until_one_fits():
+    """If a file system does not report its free space, the allocation of blocks does."""
     disk = CrashFileSystem()
     disk.free = 0
     fs = FaultFileSystem(disk, error=errno.ENOSPC, path_part=".spare")
@@ -149,7 +146,7 @@ def test_small_files_keep_their_room():
 
 
 def test_small_records_never_wait_for_a_large_one():
-    """It has no room: it is refused, uses up no segments, and goes in once there is room."""
+    """The large record has no space: it is refused, uses no segments, and is accepted once there is space."""
     disk = CrashFileSystem()
     with open_manager(disk, growing(preallocate_segments=0)) as manager:
         log = manager.log("orders")

@@ -1,7 +1,4 @@
-"""
-What was appended later may survive a loss of power that what was appended before it does not: neither is there
-then.
-"""
+"""Later records may survive a power loss that earlier ones do not survive: then both are removed."""
 
 import logging
 
@@ -13,7 +10,7 @@ from quiver.testing.crashfs import CrashFileSystem
 
 @pytest.mark.parametrize("opened", [0, 8, 9, 10])
 def test_a_log_never_has_a_hole(opened):
-    """Two segments, none of them synced; whatever the disk keeps of them, what is read is the beginning."""
+    """Two unsynced segments: whatever the disk keeps of them, the log is a prefix."""
     logging.disable(logging.CRITICAL)
     expected = [b"1", b"2" * 16_200]
     seen = set()
@@ -40,8 +37,8 @@ def test_a_log_never_has_a_hole(opened):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_damage_to_a_sealed_segment_is_no_hole():
-    """Its header is damaged, and a kill came before the first sync behind it was noted, which was confirmed."""
+def test_damage_to_a_sealed_segment_is_not_considered_a_hole():
+    """Its header is damaged, and a kill came before the snapshot recorded the first, confirmed sync after it."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")

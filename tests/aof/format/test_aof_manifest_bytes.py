@@ -58,7 +58,7 @@ SAMPLES = {
 
 
 def test_recorded_chunk():
-    """What the original wrote is read, and written again byte for byte; uncommitted bytes behind it do not count."""
+    """A chunk of the original is read and written again byte for byte; uncommitted bytes after it are ignored."""
     answer = decode_chunk(memoryview(HEADER + RECORDS + b"\xff" * 50))
     assert isinstance(answer, Frame)
     header, records = answer.value
@@ -81,7 +81,7 @@ def test_every_kind_comes_back(kind):
 
 @pytest.mark.parametrize("kind", list(Event))
 def test_a_payload_of_another_length_is_damage(kind):
-    """One byte more or less than the layout says, with a checksum that fits."""
+    """The payload is one byte longer or shorter than its layout, with a valid checksum."""
     data = encode_manifest_record(ManifestRecord(kind, 1, 2, 3, SAMPLES[kind]))
     payload = data[40:]
     for other in (payload + b"\0", payload[:-1]):
@@ -98,7 +98,7 @@ def test_an_unknown_kind_is_passed_over():
 
 
 def test_every_flipped_bit_of_a_chunk():
-    """Nothing makes it raise; whatever the checksum covers is damage."""
+    """No flipped bit makes the decoder raise; every bit under the checksum is reported as damage."""
     whole = HEADER + RECORDS
     for bit in range(len(whole) * 8):
         flipped = bytearray(whole)
@@ -154,8 +154,8 @@ def test_a_checksum_of_zero_is_not_checked():
     assert isinstance(decode_manifest_record(memoryview(wrong + payload)), Damage)
 
 
-def test_a_record_that_goes_on_behind_the_commit():
-    """The chunk's checksum fits, and yet the last record does not end."""
+def test_a_record_that_extends_past_the_commit():
+    """The checksum of the chunk is valid, but the last record is incomplete."""
     body = RECORDS[:-1]
     header = dataclasses.replace(
         decode_chunk_header(memoryview(HEADER)).value,

@@ -1,7 +1,4 @@
-"""
-Names are made and parsed in one place; a name that would not be made is somebody else's. And the durability
-snapshot.
-"""
+"""Names are made and parsed in one place, and names of others are ignored. Also the durability snapshot."""
 
 import pytest
 
@@ -45,8 +42,8 @@ def test_segment_names_come_back(name):
         "\u0660" * 20 + "_00000000000000000000_00000000000000000000.seg",
     ],
 )  # fmt: skip
-def test_other_names_are_nobodys(name):
-    """Too few parts, other digits, numbers that do not fit."""
+def test_other_names_are_ignored(name):
+    """Too few parts, other digits, numbers out of range."""
     assert parse_segment_name(name) is None
 
 
@@ -86,5 +83,5 @@ def test_durability_comes_back():
      '[{"segment_id":0,"requested_bytes":1,"durable_bytes":2}]'],
 )  # fmt: skip
 def test_other_texts_are_damage(text):
-    """Whatever it is, it does not raise."""
+    """No text makes the decoder raise."""
     assert isinstance(decode_durability(memoryview(text.encode("latin-1"))), Damage)

@@ -1,4 +1,4 @@
-"""The pages in docs/formats/aof-*.md say what the code does: offsets, sizes, types, limits, kinds, examples."""
+"""The pages docs/formats/aof-*.md agree with the code: offsets, sizes, types, limits, kinds, examples."""
 
 import dataclasses
 import importlib
@@ -137,7 +137,7 @@ def test_manifest_example():
 
 
 def test_warm_example():
-    """The table decodes to the frames beside it, and its frames have the size that the page says."""
+    """The table decodes to the documented frames, and frames have the documented size."""
     data, said = examples_of("aof-warm")["table"]
     frames = value_of(decode_seek_table(memoryview(data), 140 + len(data)))
     assert [list(dataclasses.astuple(one)) for one in frames] == said
@@ -180,7 +180,7 @@ def test_sink_example():
     assert commit.parts[0].records == 2
 
 
-def test_the_index_has_them():
-    """And says which code each is."""
+def test_the_index_lists_all_pages():
+    """The index also names the code of each page."""
     pages = [path.name for path in PAGES.glob("aof-*.md")]
     assert [name for name in pages if f"({name})" not in page_of("README")] == []

@@ -63,7 +63,7 @@ WHOLE = [
 
 @pytest.mark.parametrize(("encode", "decode", "value", "data"), WHOLE)
 def test_recorded_bytes(encode, decode, value, data):
-    """What the original wrote is what is written, and is read; bytes behind it are not looked at."""
+    """Bytes of the original are written and read; bytes after them are ignored."""
     assert encode(value) == data
     assert decode(memoryview(data)) == Frame(value, len(data))
     assert decode(memoryview(data + b"junk")) == Frame(value, len(data))
@@ -102,7 +102,7 @@ def test_a_later_version_is_refused_by_name(decode, data, at, size):
 
 @pytest.mark.parametrize("at", range(56, 64))
 def test_reserved_bytes_of_a_header_are_zero(at):
-    """A bit there is said, with where it stands."""
+    """A set bit is reported with its offset."""
     data = bytearray(HEADER)
     data[at] = 1
     answer = decode_header(memoryview(data))
@@ -118,7 +118,7 @@ def test_a_segment_without_room_is_damage():
 
 
 def test_recorded_records():
-    """Two records one behind the other, without padding: the second begins at byte 93."""
+    """Two consecutive records without padding: the second begins at byte 93."""
     assert encode_record(b"hello", timestamp=0x1122, ext_id=42) == RECORDS[0]
     assert encode_record(b"payload", timestamp=0x1133, ext_id=42) == RECORDS[1]
     segment = memoryview(HEADER + b"".join(RECORDS) + bytes(100))
@@ -146,8 +146,8 @@ def test_folded_checksums(data, checksum):
     assert checksum_of(memoryview(data)) == checksum
 
 
-def test_the_payload_checksum_runs_over_all_payloads():
-    """One payload behind the other, as if they were one."""
+def test_the_payload_checksum_covers_all_payloads():
+    """The payloads count as one concatenated payload."""
     assert fold64to32(crc64_nvme(b"payload", crc64_nvme(b"hello"))) == checksum_of(b"hellopayload") == 0xC493E6F0
 
 
@@ -160,8 +160,8 @@ def test_record_ids():
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.binary(max_size=30))
 @settings(max_examples=60)
-def test_any_lengths_are_walked(payloads, junk):
-    """Whatever the lengths, aligned or not: each record begins where the one before ends."""
+def test_records_of_any_length_are_scanned(payloads, junk):
+    """Aligned or not, each record begins at the end of the one before."""
     data = b"".join(encode_record(payload, timestamp=1) for payload in payloads)
     scan = scan_records(memoryview(data + bytes(24)), 0, len(data) + 24)
     assert (scan.record_count, scan.end, scan.damage) == (len(payloads), len(data), None)
@@ -171,7 +171,7 @@ def test_any_lengths_are_walked(payloads, junk):
 
 
 def test_a_record_cut_anywhere():
-    """Behind the head it is damage, before it the records just end; the limit counts, not the buffer."""
+    """A cut in the payload is damage, a cut in the head ends the records; the limit counts, not the buffer."""
     record = encode_record(b"payload", timestamp=5)
     for size in range(len(record)):
         answer = decode_record(memoryview(record), 0, size)
@@ -190,7 +190,7 @@ def test_every_flipped_bit_of_length_checksum_and_payload_is_noticed():
 
 
 def test_a_footer_belongs_to_its_header():
-    """Another index, another count, bytes or a last record outside the file: each is said."""
+    """Another index or count, and bytes or a last record outside the file are reported."""
     assert agrees_with(FOOTER_VALUE, HEADER_VALUE) is None
     for changes in (
         {"segment_index": 8},
@@ -206,5 +206,5 @@ def test_a_footer_belongs_to_its_header():
 
 
 def test_sizes():
-    """64, 24, 96 and 32 bytes, whatever the machine."""
+    """64, 24, 96 and 32 bytes on every machine."""
     assert (HEADER_BYTES, RECORD_HEAD_BYTES, FOOTER_BYTES, len(POINTER)) == (64, 24, 96, struct.calcsize("<4Q"))

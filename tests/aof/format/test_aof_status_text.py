@@ -33,7 +33,7 @@ def test_members_of_later_programs_are_passed_over():
 
 
 def test_another_version_is_not_read():
-    """It says which."""
+    """The problem names the version."""
     assert decode_status(changed(version=2)) == Damage(0, "unsupported version '2'")
 
 
@@ -62,8 +62,8 @@ def test_flipped():
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_status(members):
-    """What would be printed is bounded, and is numbers."""
+def test_invalid_status_texts(members):
+    """Printed values are bounded, and figures are numbers."""
     assert isinstance(decode_status(changed(**members)), Damage)
 
 
@@ -71,5 +71,5 @@ def test_what_is_no_status(members):
     "text", [b"", b"[]", b"\xff", b"[" * 60_000, b"1" * 5000, b" " * (STATUS_BYTES_MAX + 1)], ids=len
 )
 def test_other_texts_are_damage(text):
-    """Whatever it is, it does not raise."""
+    """No text makes the decoder raise."""
     assert isinstance(decode_status(memoryview(text)), Damage)

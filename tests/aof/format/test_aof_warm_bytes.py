@@ -54,7 +54,7 @@ def test_recorded_table():
 
 
 def test_every_end_and_every_flipped_bit_of_a_table():
-    """A part of it asks for more; a flipped bit is damage, or says other sizes that do not fit the file."""
+    """A partial table needs more bytes; a flipped bit is damage, or gives sizes that contradict the file."""
     size = 140 + len(TABLE)
     for start in range(1, len(TABLE)):
         assert isinstance(decode_seek_table(memoryview(TABLE[start:]), size), NeedMore)
@@ -109,7 +109,7 @@ def test_damage_is_never_taken_for_a_segment():
 
 
 def test_names():
-    """What is made is parsed, nothing else."""
+    """Only names that the code makes are parsed."""
     assert parse_warm_name(warm_name(1, 2, 3)) == (1, 2, 3)
     assert parse_object_key("prefix/" + object_key(2**64 - 1, 2, 3)) == (2**64 - 1, 2, 3)
     for wrong in ("", "1_2_3.zst", "segment-2-3.zst", warm_name(1, 2, 3) + ".tmp"):

@@ -1,7 +1,4 @@
-"""
-Searching by time and by number: what an index answers is what a walk over all heads answers,
-whatever became of it.
-"""
+"""Searches by time and by number: with or without a valid index, the result equals that of a scan over all heads."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ class Filled:
             self.records.append(self.log.read_record(record_id))
 
     def check(self, log=None) -> None:
-        """Every time and every number leads where the records say."""
+        """Check that every time and every number lead to the right record."""
         log = log or self.log
         times = [record.timestamp for record in self.records]
         for moment in {one + step for one in times for step in (-1, 0, 1)}:
@@ -80,7 +77,7 @@ def test_a_search_finds_what_a_walk_finds():
 
 
 def test_without_indexes():
-    """The same answers, and no files; those that were there go."""
+    """The same results without files; existing index files are removed."""
     filled = Filled()
     filled.check()
     filled.manager.close()
@@ -90,7 +87,7 @@ def test_without_indexes():
 
 
 def test_a_reader_begins_at_a_time():
-    """Or behind the end, when everything is older."""
+    """The reader begins at the end of the log when all records are older."""
     filled = Filled()
     found = filled.records[50]
     reader = filled.log.open_reader(timestamp=found.timestamp)
@@ -115,8 +112,8 @@ def test_an_index_that_is_not_sound_is_made_again(harm):
     assert filled.fs.read_all(first, size_max=10_000) == data
 
 
-def test_a_disk_that_takes_no_index():
-    """Searching works, and says how often nothing could be kept."""
+def test_a_search_works_without_a_writable_index():
+    """The failures to store an index are counted."""
     observer = InMemoryObserver()
     filled = Filled(FaultFileSystem(CrashFileSystem(), {"create": 1}, path_part=".idx", forever=True))
     filled.manager.close()
@@ -159,7 +156,7 @@ def test_an_index_goes_with_its_segment():
 
 
 def test_golden_index():
-    """What other programs may rely on."""
+    """Other programs may rely on these bytes."""
     data = encode_index(INDEX)
     fields = "58464f4101001000070000000200000000100000000000007011010000000000"
     entries = "000000004000000064000000000000000c000000e8fd00006400000000000000"
@@ -167,8 +164,8 @@ def test_golden_index():
     assert data.hex() == fields + checksum + entries
 
 
-def test_an_index_is_whole_or_not_at_all():
-    """Cut at every byte, with every byte flipped, with something behind."""
+def test_a_damaged_index_is_never_used():
+    """Cut at every byte, with every byte flipped, with bytes after it."""
     data = encode_index(INDEX)
     assert decode_index(memoryview(data)) == Frame(INDEX, len(data))
     for end in range(len(data)):
@@ -198,7 +195,7 @@ def test_unlawful_entries_are_damage(marks):
 
 
 def test_where_to_begin():
-    """The last mark that is older, or not behind the number; without marks at the beginning."""
+    """A search begins at the last mark that is older or not above the number, otherwise at the first record."""
     marks = (IndexMark(0, 64, 100), IndexMark(12, 65_000, 100), IndexMark(20, 140_000, 300))
     assert before_time(marks, 100) == (HEADER_BYTES, 64)
     assert before_time(marks, 101) == (65_000, 140_000)

@@ -27,7 +27,7 @@ class Late:
 
 
 def test_nothing_below_the_last_segment_is_missing():
-    """Whoever reads on behind the last one that was shown has been shown all before it."""
+    """A reader that continues after the last listed segment has seen all segments before it."""
     fs = CrashFileSystem()
     log = AofAsLog(fs, rolls=True)
     for number in range(6):
@@ -61,7 +61,7 @@ class Between:
 
 @pytest.mark.parametrize("how", ["segments", "piece"])
 def test_a_segment_that_is_sealed_meanwhile_is_durable(how):
-    """It leaves the snapshot when the pointer has it: who saw it in neither would take its records for gone."""
+    """It moves from the snapshot to the pointer: a reader that sees it in neither would consider its records lost."""
     fs = CrashFileSystem()
     clock = ManualClock()
     with open_manager(fs, clock=clock) as manager:
@@ -84,8 +84,8 @@ def test_a_segment_that_is_sealed_meanwhile_is_durable(how):
             assert seen.piece(0, HEADER_BYTES, end, durable_only=True).end == end
 
 
-def test_the_last_record_of_a_log_becomes_visible_beside_it():
-    """Also when upkeep ran between its flush and the moment at which that would have been noted."""
+def test_the_last_record_becomes_visible_to_other_processes():
+    """Also when maintenance ran between its flush and the time at which the snapshot was due."""
     fs = CrashFileSystem()
     clock = ManualClock()
     with open_manager(fs, clock=clock) as manager:

@@ -1,4 +1,4 @@
-"""The manifest log: it says after a restart what it said before, whatever a crash or a flipped bit did to it."""
+"""The manifest log: it has the same state after a restart, regardless of crashes and flipped bits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def disk() -> CrashFileSystem:
 
 
 def work(log: ManifestLog, number: int) -> TierState:
-    """One more thing that happens; what must be known behind it."""
+    """Record one more event, and return the expected state."""
     log.write([
         ManifestRecord(Event.COMPRESSION_DONE, number, 0, 1, (10, 0)),
         entry_record(number, entry_of(number), 1),
@@ -71,8 +71,8 @@ def test_every_member_of_a_row_is_on_its_page():
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 2_000, 256 * 1024])
-def test_it_goes_on_after_a_restart(chunk_bytes):
-    """Every state, opened again after each write; rotated ever so often it stays small."""
+def test_it_continues_after_a_restart(chunk_bytes):
+    """Every state is read again after each write; with repeated rotation the log stays small."""
     fs = disk()
     state = TierState()
     for number in range(40):
@@ -100,7 +100,7 @@ def test_growth_is_bounded():
 
 @pytest.mark.parametrize("chunk_bytes", [0, 1_500, 256 * 1024])
 def test_a_crash_at_any_step(chunk_bytes):
-    """What a write that returned said holds; one that did not return holds whole or not at all."""
+    """A write that returned is complete; one that did not is complete or absent."""
     fs = disk()
     log = open_log(fs, chunk_bytes=chunk_bytes)
     moments = []
@@ -129,7 +129,7 @@ def test_a_crash_at_any_step(chunk_bytes):
 
 @pytest.mark.parametrize("operation", ["pwrite", "sync", "create", "rename", "sync_dir", "remove"])
 def test_a_write_that_fails_does_not_count(operation):
-    """It is told to the caller, and the next one begins anew behind what counted before."""
+    """The caller gets the error, and the next write continues after the last committed one."""
     for nth in range(1, 5):
         inner = disk()
         fs = FaultFileSystem(inner)
@@ -151,7 +151,7 @@ def test_a_write_that_fails_does_not_count(operation):
 
 
 def test_a_torn_end_is_cut():
-    """Bytes behind what was committed go when the log is opened; what is written next follows what counts."""
+    """Uncommitted bytes are removed when the log is opened, and the next write follows the committed ones."""
     fs = disk()
     log = open_log(fs)
     log.write([entry_record(1, entry_of(1), 1)])
@@ -168,8 +168,8 @@ def test_a_torn_end_is_cut():
     assert set(replay_manifest(fs, ROOT, STREAM).state.entries) == {1, 2}
 
 
-def test_damage_keeps_what_is_whole():
-    """Any flipped bit, any length: what is read is a state that once was, and the log goes on in a new chunk."""
+def test_damage_preserves_complete_records():
+    """For any flipped bit and any length, the state is a former one, and the log continues in a new chunk."""
     fs = disk()
     log = open_log(fs)
     states = [{}]

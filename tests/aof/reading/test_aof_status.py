@@ -1,4 +1,4 @@
-"""What a writer has in memory alone, told to those beside it: whose it is, how old, and that it never harms."""
+"""The status that a writer publishes: its owner, its age, and that it never does harm."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def dumped(root) -> dict:
     return json.loads(done.output.splitlines()[-1])["logs"][0]["writer"] | {"text": " ".join(done.output.split())}
 
 
-def test_a_dump_beside_a_live_writer_has_its_counts(tmp_path):
-    """What was refused, what was flushed and what waits: as the writer told it, with its age and whose it is."""
+def test_a_dump_shows_the_counts_of_a_live_writer(tmp_path):
+    """Blocked appends, flushes and queues, as the writer published them, with age and owner."""
     with AofManager.open(str(tmp_path)) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 100)
@@ -98,7 +98,7 @@ def test_a_damaged_status_is_ignored_with_a_word(tmp_path, data):
 
 
 def test_a_directory_in_its_place_is_ignored(tmp_path):
-    """By readers, and by the writer, which goes on without telling."""
+    """Readers ignore it, and the writer continues without publishing."""
     with AofManager.open(str(tmp_path)) as manager:
         (tmp_path / "orders" / "aof.status" / "kept").mkdir(parents=True)
         log = manager.log("orders")
@@ -110,7 +110,7 @@ def test_a_directory_in_its_place_is_ignored(tmp_path):
 
 
 class StatusFails(FaultFileSystem):
-    """What is done to the status, or to learn whose it is, fails while *operation* is set."""
+    """A file system whose calls for the status, or for its owner, fail while *operation* is set."""
 
     operation = ""
 
@@ -121,8 +121,8 @@ class StatusFails(FaultFileSystem):
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "rename", "remove", "read_all"])
-def test_a_status_that_cannot_be_written_harms_nobody(operation):
-    """Neither appends nor flushes nor closing; once the disk lets it, it is told again."""
+def test_a_failed_status_write_does_no_harm(operation):
+    """Appends, flushes and closing work; the status is published when the disk works again."""
     clock = ManualClock(waits="hold")
     fs = StatusFails(CrashFileSystem())
     fs.operation = operation
@@ -164,8 +164,8 @@ def test_it_is_written_when_there_is_something_new():
         assert answer.value.figures["backlog_bytes"] > 900
 
 
-def test_a_log_without_threads_tells_nothing():
-    """Not even when it is closed: whoever drives it by hand decides what is written when."""
+def test_a_log_without_threads_publishes_no_status():
+    """Not even when it is closed: the caller decides when files are written."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -176,7 +176,7 @@ def test_a_log_without_threads_tells_nothing():
 
 
 def test_crashes_while_it_is_replaced():
-    """What a crash leaves of it, half a file under another name included, goes when the log is opened."""
+    """Leftovers of a crash, including a partial temporary file, are removed when the log is opened."""
     fs = CrashFileSystem()
     disks: list[CrashFileSystem] = []
     with AofManager.open(ROOT, tiny(), fs=fs, clock=ManualClock(waits="hold")) as manager:

@@ -32,7 +32,7 @@ def archived(fs: CrashFileSystem, name: str = "orders") -> list[bytes]:
 
 
 class Run:
-    """What was appended, what of it is durable, and the disk at every step as crashes leave it."""
+    """The appended records, the durable ones, and the disk at every step after each kind of crash."""
 
     def __init__(self, config) -> None:
         self.fs = CrashFileSystem()
@@ -82,7 +82,7 @@ class Run:
     ids=["keep_all", "archive by size", "expire by time"],
 )
 def test_a_crash_at_any_step(retention):
-    """What was durable is in the log, or before it in the archive; what expired is a prefix; it goes on behind it."""
+    """Durable records are in the log, or before it in the archive; expired ones are a prefix; the log continues."""
     run = Run(tiny(retention=retention))
     run.work()
     assert len(run.moments) > 60
@@ -128,8 +128,8 @@ def test_logs_do_not_touch_each_other():
 
 @pytest.mark.parametrize("operation", ["rename", "sync_dir", "remove", "create", "pwrite", "sync"])
 @pytest.mark.parametrize("action", ["archive", "expire"])
-def test_retention_that_fails_goes_on_later(operation, action):
-    """Whatever call of it fails: nothing is lost that was to stay, and what was to leave leaves in the end."""
+def test_failed_retention_is_retried(operation, action):
+    """For every failing call: no record is lost, and expired segments leave in the end."""
     retention = Retention("size", max_total_bytes=16 * 1024, action=action)
     for nth in range(1, 5):
         disk = CrashFileSystem()

@@ -52,7 +52,7 @@ def cut(fs, path, size):
 
 
 def drained(reader):
-    """What a reader returns, and how often it raised."""
+    """Return the records of a reader, and how often it raised."""
     found, losses = {}, 0
     while True:
         try:
@@ -81,8 +81,8 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("changes", "lost"), DAMAGE.values(), ids=DAMAGE)
-def test_what_is_intact_behind_damage_is_read(changes, lost):
-    """It was cut at the first damaged record: all behind it was gone, and their ids were given out again."""
+def test_intact_records_after_damage_are_read(changes, lost):
+    """The segment was cut at the first damaged record: later records were lost, and their ids were used again."""
     fs, written = closed()
     path, _ = tail_of(fs)
     ids = sorted(written)[3:]
@@ -108,8 +108,8 @@ def test_what_is_intact_behind_damage_is_read(changes, lost):
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_what_came_behind_the_durable_end_is_kept_too(number):
-    """A process that was killed loses nothing of what was written, whatever else is damaged; a torn record is cut."""
+def test_records_after_the_durable_end_are_kept_too(number):
+    """A killed process loses no written record, regardless of other damage; a torn record is cut."""
     fs, _ = closed()
     path, end = tail_of(fs)
     new = [b"written", b"not synced"]
@@ -125,8 +125,8 @@ def test_what_came_behind_the_durable_end_is_kept_too(number):
 
 
 @pytest.mark.parametrize("left", [HEADER_BYTES + 2 * RECORD_BYTES + 10, HEADER_BYTES + 3 * RECORD_BYTES, 70])
-def test_a_file_that_was_cut_ends_where_it_ended(left):
-    """Nobody gets the ids of what was cut off, and readers report it."""
+def test_a_truncated_file_keeps_its_place(left):
+    """The ids of lost records are not used again, and readers report the loss."""
     fs, written = closed()
     cut(fs, tail_of(fs)[0], left)
     whole = 3 + max(0, left - HEADER_BYTES) // RECORD_BYTES
@@ -145,8 +145,8 @@ def test_a_file_that_was_cut_ends_where_it_ended(left):
 
 @pytest.mark.parametrize("sealed", [0, 2])
 @pytest.mark.parametrize("at", [0, 4, 9, 20, 30, 44, 60])
-def test_a_damaged_header_of_the_open_segment_is_written_again(at, sealed):
-    """It was moved to the quarantine with all its records, and readers were told nothing."""
+def test_a_damaged_header_of_the_open_segment_is_rebuilt(at, sealed):
+    """The segment was quarantined with all its records, and readers did not report it."""
     fs, written = closed(sealed=sealed)
     path, _ = tail_of(fs)
     before = fs.read_all(path, size_max=SIZE)
@@ -161,8 +161,8 @@ def test_a_damaged_header_of_the_open_segment_is_written_again(at, sealed):
 
 
 @pytest.mark.parametrize("how", ["removed", "empty", "zeros"])
-def test_an_open_segment_that_is_gone_is_reported(how):
-    """Its ids are not given out again: a follower that was in the middle of it would take other records for its own."""
+def test_a_missing_open_segment_is_reported(how):
+    """Its ids are not used again: a follower in the middle of it would mistake other records for its own."""
     fs, written = closed()
     path, _ = tail_of(fs)
     if how == "removed":
@@ -188,8 +188,8 @@ def test_an_open_segment_that_is_gone_is_reported(how):
     assert drained(beside(fs)) == (expected | {new: b"new"}, 1)
 
 
-def test_a_reader_beside_reads_the_open_segment_where_the_pointer_is_damaged():
-    """It ended in silence with the newest sealed segment, because nobody said that this one was sealed."""
+def test_other_processes_read_the_open_segment_with_a_damaged_pointer():
+    """The reader ended silently after the newest sealed segment, because this one was not known to be sealed."""
     fs, written = closed()
     overwrite(fs, f"{SEGMENTS}/current.sealed", b"\xff" * 8, 0)
     for durable_only in (False, True):
@@ -206,7 +206,7 @@ def test_the_lost_range_of_a_segment_of_which_nothing_is_known_has_all_of_it():
 
 
 def test_a_segment_that_was_sealed_with_damage_is_not_uploaded():
-    """It stays on the disk, and whoever waits for it is told why. What comes behind it is uploaded."""
+    """It stays on the disk, and callers that wait for it get the reason. Later segments are uploaded."""
     fs, written = closed()
     path, _ = tail_of(fs)
     overwrite(fs, path, b"x", SECOND + 30)

@@ -1,7 +1,4 @@
-"""
-What went wrong once, each by what it cost: records that nobody wrote, records overwritten, threads that died or
-spun.
-"""
+"""Regressions: records that were never appended, overwritten records, threads that died or spun."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.parametrize("ext_id", [-1, 1 << 64, "7"])
-def test_an_append_that_raises_leaves_nothing_that_a_crash_would_bring_back(ext_id: Any) -> None:
+def test_a_failed_append_leaves_nothing_for_recovery(ext_id: Any) -> None:
     """
-    1. A payload that holds a record's image is stored, and its head is refused. 2. A shorter record takes its place,
-    and ends where the image begins. 3. Killed: recovery would find a record that nobody appended.
+    1. A payload with the image of a record is stored, and its head is refused. 2. A shorter record takes its place and
+    ends where the image begins. 3. After a kill, recovery would find a record that was never appended.
     """
     disk = CrashFileSystem()
     image = encode_record(b"nobody wrote this", timestamp=1)
@@ -54,8 +51,8 @@ NO_PAYLOADS = ["text", None, 7, [b"x"], memoryview(b"abcd").cast("H"), array("I"
 
 
 @pytest.mark.parametrize("payload", NO_PAYLOADS, ids=lambda one: type(one).__name__)
-def test_what_is_no_payload_is_refused_and_leaves_no_trace(payload: Any) -> None:
-    """A view of wider numbers has fewer items than bytes: its record would run into the next one."""
+def test_invalid_payloads_are_refused_without_a_trace(payload: Any) -> None:
+    """A view of wider numbers has fewer items than bytes: its record would overlap the next one."""
     disk = CrashFileSystem()
     with open_manager(disk) as manager:
         log = manager.log("orders")
@@ -76,8 +73,8 @@ def test_what_is_no_payload_is_refused_and_leaves_no_trace(payload: Any) -> None
 
 
 @pytest.mark.parametrize("size", [-1, -24, -1000, "7", 1.5, None, 0])
-def test_a_reservation_of_no_size_holds_nobody_up(size: Any) -> None:
-    """Taken, it would stand open, and everybody would wait for it."""
+def test_an_empty_reservation_is_refused(size: Any) -> None:
+    """An open reservation of no bytes would block all appends."""
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders")
         with pytest.raises(InvalidRecordError):
@@ -102,8 +99,8 @@ def test_a_reservation_that_outlives_its_log_touches_nothing_of_the_next_one(tmp
         assert payloads(again) == [b"one", b"two"]
 
 
-def test_an_event_loop_that_is_gone_does_not_stop_the_log():
-    """A program gave up and closed its loop while an append waited; the log's threads signal it all the same."""
+def test_a_closed_event_loop_does_not_stop_the_log():
+    """A program closed its loop while an append waited; the log's threads still signal it."""
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders")
         room = log.append_reserve(10)
@@ -136,8 +133,8 @@ class _Held(ManualClock):
         return super().wait(condition, timeout_s)
 
 
-def test_who_waits_for_a_log_that_is_closed_undurable_is_told():
-    """The disk refuses to sync, and somebody else closes the log: there is nothing left to sync, and never will be."""
+def test_waiters_get_an_error_when_a_log_is_closed_without_a_sync():
+    """The disk fails to sync, and another thread closes the log: no sync will follow."""
     fs = FaultFileSystem(CrashFileSystem(), error=5, forever=True)
     clock = _Held()
     manager = open_manager(fs, tiny(flush=FlushConfig(flush_interval_ms=0)), clock)
@@ -159,7 +156,7 @@ def test_who_waits_for_a_log_that_is_closed_undurable_is_told():
         manager.close()
     clock.go_on.set()
     clock.held.join(10)
-    clock.advance(2e9)  # whoever spins by now sees its time-out
+    clock.advance(2e9)  # a spinning thread would see its timeout now
     clock.held.join(10)
     assert len(told) == 1
     assert "closed" in str(told[0])
@@ -240,7 +237,7 @@ def test_ids_of_a_segment_in_quarantine_are_not_given_out_again():
 
 
 class Failing(InMemoryObserver):
-    """Somebody's observer that fails for one name."""
+    """An observer that fails for one name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -262,8 +259,8 @@ class Failing(InMemoryObserver):
 @pytest.mark.parametrize(
     "name", ["aof_flush_latency_seconds", "aof_durable_bytes_total", "aof_segment_rollovers_total"]
 )
-def test_no_producer_waits_for_a_thread_that_an_observer_ended(tmp_path, name: str) -> None:
-    """What nobody foresaw fails its log, which says so; the threads go on for the others."""
+def test_an_observer_error_fails_its_log_but_not_the_threads(tmp_path, name: str) -> None:
+    """An unexpected error fails its log with a message; the threads continue for the others."""
     with AofManager.open(str(tmp_path), tiny(flush=FlushConfig(0, 1)), observer=Failing(name)) as manager:
         log = manager.log("orders")
         other = manager.log("other")
@@ -278,8 +275,8 @@ def test_no_producer_waits_for_a_thread_that_an_observer_ended(tmp_path, name: s
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), "5", b"", [1]])
-def test_what_is_no_time_out_is_refused(timeout_s: Any) -> None:
-    """One that is not a number never passes: whoever waits with it would wait for ever, and not even sleep."""
+def test_invalid_timeouts_are_refused(timeout_s: Any) -> None:
+    """A timeout that is not a number never passes: the wait would never end, or would spin."""
     with open_manager(CrashFileSystem(), tiny(flush=FlushConfig(flush_interval_ms=0))) as manager:
         log = manager.log("orders")
         record_id = log.append_record(b"x")

@@ -1,4 +1,4 @@
-"""A real process on a real directory, killed at any moment: every record whose id it was told is there."""
+"""A real process on a real directory, killed at any time: every confirmed record exists."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ assert pa.Codec.is_available("zstd")  # loaded before any fork: that takes longe
 
 COUNT = struct.Struct("<Q")
 OPENED = COUNT.size
-"""Where the child says that it has opened the log."""
+"""Where the child records that it has opened the log."""
 UPLOADED = 2 * COUNT.size
-"""Where it says how many records were confirmed as uploaded."""
+"""Where it records how many uploads were confirmed."""
 
 CONFIG = tiny(flush=FlushConfig(flush_interval_ms=1, flush_watermark_bytes=2000), preallocate_segments=2)
 
@@ -50,7 +50,7 @@ def config_of(directory: str, uploads: bool) -> AofConfig:
 
 
 def work(directory: str, told: mmap.mmap, first: int, chance: random.Random, uploads: bool) -> None:
-    """Append until killed; `told` says how many records were confirmed, and outlives us."""
+    """Append until killed; `told` has the number of confirmed records and survives the process."""
     with AofManager.open(directory, config_of(directory, uploads)) as manager:
         log = manager.log("orders")
         told[OPENED] = 1
@@ -92,7 +92,7 @@ def reserved(log: Aof, size: int) -> Reservation:
 
 
 def killed_after(seconds: float, directory: str, first: int, chance: random.Random, uploads: bool) -> tuple[int, int]:
-    """Return how many records the child was told of before it died, and of how many that they were uploaded."""
+    """Return the numbers of records and of uploads that the child confirmed before it died."""
     told = mmap.mmap(-1, mmap.PAGESIZE)
     COUNT.pack_into(told, 0, first)
     pid = os.fork()
@@ -136,10 +136,10 @@ def uploaded(directory: str, known: dict[str, tuple[int, int]]) -> int:
 @pytest.mark.parametrize("uploads", [False, True])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.timeout(0)
-def test_a_killed_process_keeps_every_record_it_was_told_of(
+def test_a_killed_process_keeps_every_confirmed_record(
     tmp_path: Path, request: pytest.FixtureRequest, uploads: bool
 ) -> None:
-    """Whenever it dies, in recovery, too: all of them, in order, and at most those that were on their way."""
+    """Also when it dies during recovery: all of them in order, and at most those in progress."""
     chance = random.Random(7)
     directory = str(tmp_path / "aof")
     known: dict[str, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""What is known to go wrong in logs of this design, by name: each is a test that it does not happen here."""
+"""Known failures of logs with this design, by name: each test shows that it does not happen here."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_records_of_unaligned_length_survive_recovery(size):
             assert manager.log("orders").snapshot().truncated_bytes == 0
 
 
-def test_a_hundred_segments_fill_up_and_nobody_calls_anything(tmp_path):
-    """Seals happen by themselves; a log that waits for them to be asked for stops after two."""
+def test_segments_are_sealed_without_any_call(tmp_path):
+    """A log that waits for a request to seal stops after two segments."""
     with AofManager.open(str(tmp_path), tiny()) as manager:
         log = manager.log("orders")
         for number in range(210):
@@ -53,7 +53,7 @@ def test_a_hundred_segments_fill_up_and_nobody_calls_anything(tmp_path):
 
 
 def test_a_log_that_was_opened_and_never_written_opens_again():
-    """A file made ahead has no header; killed or closed, it is no obstacle."""
+    """A preallocated file has no header; after a kill or a close it does not prevent opening."""
     fs = CrashFileSystem()
     for _ in range(3):
         manager = open_manager(fs)
@@ -66,7 +66,7 @@ def test_a_log_that_was_opened_and_never_written_opens_again():
 
 
 def test_sealing_an_empty_tail_does_nothing():
-    """A footer without a header makes a file that nobody can open."""
+    """A footer without a header would make a file that cannot be opened."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -78,8 +78,8 @@ def test_sealing_an_empty_tail_does_nothing():
         assert payloads(manager.log("orders")) == [b"x"]
 
 
-def test_a_file_shorter_than_its_header_says_is_salvaged():
-    """What is in it is there, and it goes on at its full size."""
+def test_a_file_shorter_than_its_header_is_salvaged():
+    """Its records exist, and it continues with its full size."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         manager.log("orders").append_record(b"kept")
@@ -122,7 +122,7 @@ def test_the_order_of_a_seal():
 
 
 def test_the_order_of_a_first_flush():
-    """The name comes after what it names, and nobody is told before the directory is synced."""
+    """The contents are durable before the name, and a flush returns after the sync of the directory."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -189,7 +189,7 @@ def test_base_offsets_count_headers_records_and_footers():
 
 
 def test_a_writer_that_waits_for_a_segment_is_woken():
-    """Made in the background, it is of no use to somebody who sleeps on."""
+    """A segment that is made in the background must wake the waiting writer."""
     with AofManager.open("/aof", tiny(preallocate_segments=0), fs=CrashFileSystem()) as manager:
         log = manager.log("orders")
         done = []
@@ -218,7 +218,7 @@ def test_a_reserved_first_record_has_its_timestamp_in_the_header():
 
 
 def test_a_pointer_that_cannot_be_written_delays_the_seal_and_nothing_else():
-    """The rollover is answered, the segment is sealed later, the log goes on meanwhile."""
+    """The rollover is answered, the segment is sealed later, and the log continues meanwhile."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=28, path_part="current.sealed")
     with open_manager(fs) as manager:
@@ -250,7 +250,7 @@ def test_the_durability_snapshot_does_not_grow():
 @pytest.mark.parametrize("offset", [0, 5, 6, 8, 20, 27])
 @pytest.mark.parametrize("records", [0, 1])
 def test_a_damaged_header_of_a_sealed_segment_costs_nothing(offset, records):
-    """It has no checksum; its name, its footer and its records say the same things, and vouch for each other."""
+    """The header has no checksum; name, footer and records have the same values and verify each other."""
     fs = CrashFileSystem()
     clock = ManualClock()
     config = tiny(retention=Retention("time", ttl_s=60)) if not records else tiny()
@@ -276,8 +276,8 @@ def test_a_damaged_header_of_a_sealed_segment_costs_nothing(offset, records):
         assert fs.read_all(path, size_max=SIZE) == before
 
 
-def test_a_damaged_header_is_not_made_of_a_damaged_segment():
-    """One of its records is damaged, too: nobody knows whether the footer is its own. It is kept aside."""
+def test_a_header_is_not_rebuilt_from_a_damaged_segment():
+    """A record is damaged, too: it is unknown whether the footer belongs to the segment, which is quarantined."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -327,8 +327,8 @@ def test_two_files_of_one_segment():
         assert len(manager.log("orders").snapshot().quarantined) == 1
 
 
-def test_the_footer_says_what_is_in_the_segment():
-    """Counts and the payload checksum, also after going on in a segment that was opened again."""
+def test_the_footer_describes_the_segment():
+    """Counts and payload checksum, also after a reopened segment was continued."""
     fs = CrashFileSystem()
     for number in range(3):
         with open_manager(fs) as manager:
@@ -350,7 +350,7 @@ def test_the_footer_says_what_is_in_the_segment():
 
 
 def test_a_full_disk_while_segments_are_made():
-    """Whatever step finds no room: nothing is lost, nothing is left behind, and it passes."""
+    """For every step without space: nothing is lost, nothing is left over, and the state is temporary."""
     for operation in ("create", "reserve", "pwrite"):
         for nth in range(1, 8):
             disk = CrashFileSystem()
@@ -373,7 +373,7 @@ def test_a_full_disk_while_segments_are_made():
 
 
 def test_closing_packs_nothing_again():
-    """A log that packs each sealed segment anew whenever it is closed wears its disk out."""
+    """A log that packs each sealed segment again whenever it is closed wears out its disk."""
     fs = CrashFileSystem()
     packed: list[str] = []
     fs.on_step = lambda op, path: packed.append(path) if op == "create" and ".zst" in path else None
@@ -415,8 +415,8 @@ def test_an_async_append_of_what_no_segment_holds_ends():
         assert [one.segment_id for one in log.segment_snapshot()] == [0]
 
 
-def test_a_pointer_to_a_segment_that_is_gone_gives_no_place_twice():
-    """It is not believed about what is there, and its id is not used again."""
+def test_a_pointer_to_a_missing_segment_prevents_reuse_of_its_id():
+    """The pointer is not used to find segments, but its id is not used again."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -430,8 +430,8 @@ def test_a_pointer_to_a_segment_that_is_gone_gives_no_place_twice():
         assert log.append_record(b"y") >> 32 == 2
 
 
-def test_a_file_that_is_no_segment_keeps_no_log_shut():
-    """A name in `segments/` that nobody can read as a segment's aborts no recovery, and is not taken away."""
+def test_foreign_files_do_not_prevent_opening():
+    """A name in `segments/` that is not parsed does not stop recovery and is not removed."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         manager.log("orders").append_record(b"x")
@@ -447,7 +447,7 @@ def test_a_file_that_is_no_segment_keeps_no_log_shut():
 
 
 def test_a_log_keeps_its_number():
-    """Whatever order logs are opened in, and however often: names of chunks and objects are made of it."""
+    """Regardless of the order and number of openings: names of chunks and objects contain it."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         numbers = {name: manager.log(name).stream_id for name in ("one", "two", "three")}

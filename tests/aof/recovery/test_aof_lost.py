@@ -1,6 +1,6 @@
 """
-Records that are lost: retired before they were read, removed by hand, or damaged. A reader reports each range once and
-goes on behind it; or it passes over the range and notes it.
+Lost records: retired before they were read, removed manually, or damaged. A reader reports each range once and
+continues after it, or skips the range and records it.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ EXPIRING = tiny(retention=Retention("size", max_total_bytes=SIZE, action="expire
 
 
 @pytest.mark.parametrize("config", [EXPIRING, tiny(retention=EXPIRING.retention, tiers=TierConfig())])
-def test_a_follower_is_told_what_retention_took(config):
-    """It was inside the first segment; what it gets next is hundreds of records further on."""
+def test_a_follower_reports_what_retention_removed(config):
+    """It was inside the first segment; the next record is hundreds of records later."""
     observer = InMemoryObserver()
     with opened(CrashFileSystem(), config, observer) as manager:
         log = manager.log("orders")
@@ -116,7 +116,7 @@ def test_a_follower_is_told_what_retention_took(config):
         manager.maintain()
         first = int(payloads(log)[0])
         assert first > 300
-        # What it holds of the segment that it was in is read to its end.
+        # It reads its mapped segment to the end.
         seen = []
         with pytest.raises(
             DataLossError, match=rf"records from \d+ on are lost .*; the reader continues at {first_id(log)}"
@@ -134,8 +134,8 @@ def first_id(log) -> int:
     return next(iter(log.open_reader())).record_id
 
 
-def test_a_reader_crosses_a_segment_that_is_gone_by_an_error():
-    """599 → 800: a file was removed by hand. Opening says so, and so does everybody who reads across it."""
+def test_a_reader_reports_a_missing_segment():
+    """599 → 800: a file was removed manually. Opening reports it, and so does every reader that crosses it."""
     fs, observer = CrashFileSystem(), InMemoryObserver()
     with opened(fs) as manager:
         written = fill(manager.log("orders"), 4)
@@ -173,7 +173,7 @@ def test_a_file_that_goes_while_the_log_is_open_is_reported():
 
 
 def test_a_record_that_expired_is_unknown():
-    """An id whose segment is gone is no place to begin: nothing else is read in its stead, unless that is asked for."""
+    """An id in a removed segment is not a valid start: no other record is read instead, unless requested."""
     fs = CrashFileSystem()
     with opened(fs, EXPIRING) as manager:
         log = manager.log("orders")
@@ -204,8 +204,8 @@ def test_a_record_that_expired_is_unknown():
         assert all_of(log.open_reader(0)) == (kept, [])
 
 
-def test_nothing_is_lost_behind_the_last_record_of_a_segment_that_left():
-    """Readers and followers that were at its end go on with the next one, whether they read it or only began there."""
+def test_nothing_is_lost_after_the_last_record_of_a_removed_segment():
+    """Readers and followers at its end continue with the next segment, whether they read it or began there."""
     fs = CrashFileSystem()
     with opened(fs, EXPIRING) as manager:
         log = manager.log("orders")
@@ -224,8 +224,8 @@ def test_nothing_is_lost_behind_the_last_record_of_a_segment_that_left():
             assert [one.next(0).payload for _ in range(3)] == written
 
 
-def test_a_follower_of_what_comes_is_told_too():
-    """It began at the end of the log, in a segment that did not exist yet, and was never asked."""
+def test_a_follower_from_the_end_reports_losses_too():
+    """It began at the end of the log, in a segment that did not exist yet, and was never polled."""
     fs = CrashFileSystem()
     with opened(fs, EXPIRING) as manager:
         log = manager.log("orders")
@@ -265,8 +265,8 @@ WRONG_LENGTHS = {
 @pytest.mark.parametrize("which", [0, 3, 9])
 @pytest.mark.parametrize("length", WRONG_LENGTHS.values(), ids=WRONG_LENGTHS)
 @pytest.mark.parametrize("indexed", [False, True])
-def test_a_bad_length_costs_one_record(which, length, indexed):
-    """The next one is found by its time and its checksum; an index tells more, and is not needed."""
+def test_a_bad_length_loses_one_record(which, length, indexed):
+    """The next record is found by time and checksum; an index helps but is not needed."""
     fs = CrashFileSystem()
     records = [bytes([65 + number]) * (100 + 50 * number) for number in range(10)]
     with opened(fs, tiny(enable_sparse_index=indexed)) as manager:
@@ -340,8 +340,8 @@ def test_a_record_within_a_payload_is_not_taken_for_one():
     data=st.data(),
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_one_record_becomes_all_others_are_read(sizes, data):
-    """Any bytes within it: the others come out as they were written, in order, and nothing is invented."""
+def test_any_damage_to_one_record_leaves_the_others_readable(sizes, data):
+    """Any bytes in its place: the others are read unchanged and in order, and none is invented."""
     fs = CrashFileSystem()
     records = [bytes([number % 250 + 1]) * size for number, size in enumerate(sizes)]
     with opened(fs) as manager:
@@ -397,8 +397,8 @@ def readers(log, fs, config, **how):
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_missing_copy_costs_its_segment(config):
-    """It was the only one: all other segments are read, by everybody, and opening the log says what is missing."""
+def test_a_missing_copy_loses_its_segment(config):
+    """It was the only copy: all other segments are read by all readers, and opening the log reports the loss."""
     fs, observer = cold_disk(), InMemoryObserver()
     with opened(fs, config) as manager:
         written = fill(manager.log("orders"), 4)
@@ -427,8 +427,8 @@ def test_a_missing_copy_costs_its_segment(config):
     assert not check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=False).sound
 
 
-def test_a_reader_that_does_not_wait_goes_on_behind_a_missing_copy():
-    """It is told when the segment could not be brought back."""
+def test_a_reader_that_does_not_wait_continues_after_a_missing_copy():
+    """It gets an error when the segment cannot be hydrated."""
     fs = cold_disk()
     config = CONFIGS["object"]
     with opened(fs, config) as manager:
@@ -487,7 +487,7 @@ def test_one_bad_frame_of_a_packed_segment_costs_its_records():
             log.force_rollover(timeout=5)
             log.tiers.evict(0)
         (path,) = copies_in(fs, big)
-        # What cannot be packed is stored: a frame is about as long as its bytes. Its head says that it is one.
+        # Incompressible bytes are stored: a frame is about as long as its bytes. Its head marks it as a frame.
         overwrite(fs, path, fs.stat(path).size_bytes * bad // 4 + (bad > 0) * 200, bytes(40))
         with opened(fs, big) as manager:
             log = manager.log("orders")
@@ -500,8 +500,8 @@ def test_one_bad_frame_of_a_packed_segment_costs_its_records():
             assert len(lost) == 1
 
 
-def test_a_reader_from_a_time_begins_at_what_is_damaged():
-    """Where the record of that time is lost, its reader is told so, and reads what comes behind it."""
+def test_a_reader_from_a_time_begins_at_the_damage():
+    """If the record of that time is lost, the reader reports it and reads the following ones."""
     fs = cold_disk()
     clock = ManualClock()
     with open_manager(fs, tiered(), clock) as manager:
@@ -525,8 +525,8 @@ def test_a_reader_from_a_time_begins_at_what_is_damaged():
 
 
 @pytest.mark.parametrize("what", ["header", "footer", "both"])
-def test_beside_its_writer_a_segment_is_read_without_header_or_footer(what):
-    """Where its records begin and end is known from its name and from what follows it."""
+def test_other_processes_read_a_segment_without_header_or_footer(what):
+    """The range of its records is known from its name and the next segment."""
     fs = CrashFileSystem()
     with opened(fs) as manager:
         written = fill(manager.log("orders"), 3)
@@ -574,15 +574,15 @@ def test_a_pipe_in_place_of_a_segment_is_a_damaged_segment(tmp_path):
     assert [finding.path for finding in checked.findings if "pipe" in finding.reason] == [str(path)]
 
 
-def test_what_to_do_about_losses_is_one_of_two_words():
+def test_loss_policies_are_raise_or_skip():
     with opened(CrashFileSystem()) as manager:
         for wrong in ({"on_lost": "ignore"}, {"on_damage": "stop"}):
             with pytest.raises(UsageError, match="neither raise nor skip"):
                 manager.log("orders").open_reader(**wrong)
 
 
-def test_a_follower_of_a_log_that_failed_is_told():
-    """It waited for ever for what can never become durable. All that is durable comes first."""
+def test_a_follower_of_a_failed_log_raises():
+    """It waited for ever for records that can never become durable. All durable records come first."""
     fs = CrashFileSystem()
     with opened(fs) as manager:
         log = manager.log("orders")

@@ -61,7 +61,7 @@ def make(fs: CrashFileSystem, name: str, data: bytes) -> str:
 
 
 def reopened(fs: CrashFileSystem) -> list[bytes]:
-    """What is there after recovery; appending goes on, and opening twice more changes nothing."""
+    """Return the records after recovery; appending works, and two more openings change nothing."""
     with open_manager(fs) as manager:
         found = payloads(manager.log("orders"))
         manager.log("orders").append_record(b"more")
@@ -86,7 +86,7 @@ def reopened(fs: CrashFileSystem) -> list[bytes]:
 )
 @pytest.mark.parametrize("records", [[], [b"one", b"two"]])
 def test_no_file_blocks_opening(name, data, records):
-    """Beside records and alone, newer than they are: it opens, everything is there, appending goes on."""
+    """With records or alone, newer than they are: the log opens with all records, and appending works."""
     fs = written(*records)
     make(fs, str(SegmentName(5, 0, 1)), data)
     assert reopened(fs) == records
@@ -95,8 +95,8 @@ def test_no_file_blocks_opening(name, data, records):
         assert manager.log("orders").segment_snapshot()[-1].segment_id in {5, 6} if not records else True
 
 
-def test_files_that_are_not_ours_stay():
-    """A name that we would not make is left alone; leftovers of our own go."""
+def test_foreign_files_stay():
+    """Names that this code would not make are left alone; its own leftovers are removed."""
     fs = written(b"one")
     make(fs, "notes.seg", b"mine")
     make(fs, spare_name(9), bytes(SIZE))
@@ -108,7 +108,7 @@ def test_files_that_are_not_ours_stay():
 
 
 def test_a_spare_that_was_written_to_is_a_segment():
-    """Killed between the first record and its name: the header says what it is."""
+    """Killed between the first record and the rename: the header identifies the segment."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -157,8 +157,8 @@ def test_any_damage_to_the_tail_leaves_exactly_the_valid_prefix(data):
     assert whole >= sum(one <= at for one in ends[1:])
 
 
-def test_what_was_cut_off_never_comes_back():
-    """A record of the same length takes the place of a damaged one; the sound record behind it stays gone."""
+def test_truncated_records_never_reappear():
+    """A record of equal length replaces a damaged one; the intact record after it stays removed."""
     fs = written(b"a" * 50, b"b" * 50, b"c" * 50)
     path, _ = tail_of(fs)
     overwrite(fs, path, b"x", HEADER_BYTES + 74 + 30)
@@ -173,8 +173,8 @@ def test_what_was_cut_off_never_comes_back():
             assert payloads(manager.log("orders")) == [b"a" * 50, b"B" * 50]
 
 
-def test_what_recovery_shows_is_durable_even_after_a_sync_that_failed():
-    """The kernel takes pages for clean that the disk never got: what is read after opening again was written again."""
+def test_recovered_records_are_durable_even_after_a_failed_sync():
+    """The kernel considers pages clean that the disk never got: recovery rewrites what it returns."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, forever=True)
     manager = open_manager(fs)
@@ -192,8 +192,8 @@ def test_what_recovery_shows_is_durable_even_after_a_sync_that_failed():
         assert payloads(again.log("orders")) == [b"shown" * 2_000]
 
 
-def test_damage_before_what_was_durable_is_kept_and_told():
-    """It is no torn tail: the segment is sealed as it is, and what is intact in it is read."""
+def test_damage_in_the_durable_part_is_kept_and_reported():
+    """It is not a torn tail: the segment is sealed as it is, and its intact records are read."""
     fs = written(b"a" * 50, b"b" * 50, close=True)
     path, _ = tail_of(fs)
     overwrite(fs, path, b"x", HEADER_BYTES + 30)
@@ -210,7 +210,7 @@ def test_damage_before_what_was_durable_is_kept_and_told():
 
 
 def test_a_torn_tail_is_cut_and_counted():
-    """Behind what was durable, damage is what a power cut leaves: nothing is kept of it."""
+    """After the durable end, damage is the result of a power loss and is removed."""
     fs = written(b"a" * 50)
     path, end = tail_of(fs)
     overwrite(fs, path, encode_record(b"half a record", timestamp=1)[:-3], end)
@@ -259,7 +259,7 @@ def pointed(damage: bytes | None) -> CrashFileSystem:
     "damage", [None, b"", b"\xff" * 32, encode_pointer(SealedPointer(0, 0, 96)), b"\xff" * 100_000]
 )
 def test_the_pointer_may_be_missing_damaged_or_old(damage):
-    """The segments say what it said."""
+    """Its values are derived from the segments."""
     with open_manager(pointed(damage)) as manager:
         log = manager.log("orders")
         assert payloads(log) == [b"record 0", b"record 1", b"record 2"]
@@ -269,10 +269,10 @@ def test_the_pointer_may_be_missing_damaged_or_old(damage):
 
 @pytest.mark.parametrize("pointer", IMPOSSIBLE_POINTERS.values(), ids=IMPOSSIBLE_POINTERS)
 def test_a_pointer_with_impossible_numbers_is_ignored(pointer):
-    """Every append behind it failed: its numbers do not fit into the header of a segment."""
+    """Every later append failed, because the numbers do not fit into the header of a segment."""
     fs = pointed(encode_pointer(pointer))
     beside = LogFiles(f"{ROOT}/orders", fs=fs)
-    assert beside.pointer() == SealedPointer(1, 10, 288)  # what the segment behind it vouches for
+    assert beside.pointer() == SealedPointer(1, 10, 288)  # proven by the next segment
     (finding,) = check_log_directory(fs, "orders", beside.directory, read_records=True).findings
     assert finding.path == f"{SEGMENTS}/current.sealed"
     assert finding.reason.startswith("ignored: ")
@@ -310,8 +310,8 @@ def test_a_bad_record_costs_itself_alone_where_the_pointer_is_lost_too():
         assert found == [b"one", b"three", b"one", b"two", b"three"]
 
 
-def test_a_footer_that_promises_more_than_is_there():
-    """The footer was written when the records were durable: who reads is told of those that are damaged now."""
+def test_a_footer_with_more_records_than_the_segment():
+    """The footer was written when the records were durable: readers report those that are damaged now."""
     fs = sealed_disk(1)
     fs.remove(f"{SEGMENTS}/current.sealed")
     fs.sync_dir(SEGMENTS)
@@ -326,7 +326,7 @@ def test_a_footer_that_promises_more_than_is_there():
 
 
 def test_a_sealed_segment_whose_footer_is_lost_is_sealed_again():
-    """The pointer says that it was sealed; its records say what the footer said."""
+    """According to the pointer it was sealed; its records have the values of the footer."""
     fs = sealed_disk(2)
     path = segment_files(fs)[-1]
     before = fs.read_all(path, size_max=SIZE)
@@ -338,8 +338,8 @@ def test_a_sealed_segment_whose_footer_is_lost_is_sealed_again():
     assert after[: SIZE - 96] == before[: SIZE - 96]
 
 
-def test_damage_in_a_sealed_segment_costs_one_record():
-    """It is told with path and offset; a reader that may skip gets everything behind it."""
+def test_damage_in_a_sealed_segment_loses_one_record():
+    """The error has path and offset; a reader that skips losses gets all later records."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -356,8 +356,8 @@ def test_damage_in_a_sealed_segment_costs_one_record():
         assert [run.values for run in runs] == [b"record 0", b"record 2"]
 
 
-def test_many_unsealed_segments_are_no_error():
-    """Whatever left them: all but the newest are sealed, the newest goes on."""
+def test_many_unsealed_segments_are_accepted():
+    """All but the newest are sealed, and the log continues in the newest."""
     fs = CrashFileSystem()
     for index in range(4):
         base = index * (HEADER_BYTES + 32 + FOOTER_BYTES)
@@ -372,7 +372,7 @@ def test_many_unsealed_segments_are_no_error():
 
 
 def test_ids_are_never_used_twice():
-    """Not even when the newest segments are gone, archived or set aside."""
+    """Not even when the newest segments are missing, archived or quarantined."""
     fs = sealed_disk(3)
     path = segment_files(fs)[-1]
     overwrite(fs, path, b"\xff" * 100, 0)
@@ -419,7 +419,7 @@ def test_a_log_opens_on_a_full_disk(spares):
 
 
 def test_a_full_disk_at_opening_seals_the_tail():
-    """There is no room to go on in it; what it holds is there, and appending goes on when there is room."""
+    """The disk has no space to continue in it; its records exist, and appending works when there is space."""
     disk = written(b"one")
     fs = FaultFileSystem(disk, {"reserve": 1}, error=28)
     with open_manager(fs, tiny(preallocate_segments=0)) as manager:

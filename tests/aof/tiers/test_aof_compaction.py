@@ -1,4 +1,4 @@
-"""What leaves because nobody needs it any more, and segments packed into the archive."""
+"""Head trimming, and segments that are packed into the archive."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def packaged(fs) -> list[bytes]:
 
 
 @pytest.mark.parametrize("tiers", [None, TierConfig()], ids=["files", "tiers"])
-def test_what_lies_before_an_id_leaves(tiers):
-    """Whole segments only, and never the newest; the note never goes back."""
+def test_segments_before_the_trimmed_id_leave(tiers):
+    """Only complete segments, and never the newest; the id never decreases."""
     fs = CrashFileSystem()
     config = tiny(compaction="head_trim", retention=EXPIRE, tiers=tiers)
     fill(fs, config)
@@ -66,8 +66,8 @@ def test_what_lies_before_an_id_leaves(tiers):
         assert payloads(manager.log("orders")) == [b"record 3", b"last"]
 
 
-def test_the_archive_has_what_was_trimmed():
-    """Retention's action says where it goes."""
+def test_trimmed_segments_are_archived():
+    """By the action of the retention."""
     fs = CrashFileSystem()
     config = tiny(compaction="head_trim")
     fill(fs, config)
@@ -77,8 +77,8 @@ def test_the_archive_has_what_was_trimmed():
     assert [name[:20] for name in fs.list_dir(ARCHIVE)] == [f"{0:020}", f"{1:020}"]
 
 
-def test_a_hook_is_asked_about_cold_segments():
-    """From the oldest on; the first that is still needed keeps all behind it, so there are no holes."""
+def test_the_hook_is_called_for_cold_segments():
+    """From the oldest on; the first needed segment keeps all later ones, so the log has no holes."""
     fs = CrashFileSystem()
     config = tiny(compaction="head_trim", retention=EXPIRE)
     fill(fs, config)
@@ -100,8 +100,8 @@ def test_a_hook_is_asked_about_cold_segments():
         assert payloads(log) == [b"record 3", b"last"]
 
 
-def test_a_hook_that_fails_keeps_everything():
-    """It is somebody else's code: the log goes on."""
+def test_a_failing_hook_keeps_everything():
+    """It is a program's code: the log continues."""
     fs = CrashFileSystem()
     config = tiny(compaction="head_trim", retention=EXPIRE)
     fill(fs, config)
@@ -138,7 +138,7 @@ def test_without_compaction_nothing_is_trimmed():
 
 
 def test_cold_segments_are_packaged():
-    """Packed into the archive and compared, then their files go."""
+    """They are packed into the archive and compared, then their files are removed."""
     fs = CrashFileSystem()
     fill(fs)
     with open_manager(fs, tiny(retention=SMALL)) as manager:
@@ -150,8 +150,8 @@ def test_cold_segments_are_packaged():
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir", "remove"])
-def test_packaging_that_fails_goes_on_later(operation):
-    """Whatever call of it fails: every record is in the log or in the archive."""
+def test_failed_packaging_is_retried(operation):
+    """For every failing call, every record is in the log or in the archive."""
     for nth in range(1, 5):
         disk = CrashFileSystem()
         fs = FaultFileSystem(disk)
@@ -167,7 +167,7 @@ def test_packaging_that_fails_goes_on_later(operation):
 
 
 def test_a_crash_at_any_step_of_packaging():
-    """What left the log is in the archive, and the log goes on."""
+    """Segments that left the log are in the archive, and the log continues."""
     fs = CrashFileSystem()
     fill(fs)
     disks = []

@@ -1,7 +1,4 @@
-"""
-Objects of a log that somebody else replaced: the segment is lost as long as they are there, and
-nothing else ever.
-"""
+"""Objects of a log that were replaced from outside: only their segments are lost, and only while they exist."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ def table_of(*sizes):
 
 
 def bomb(own, _):
-    """A segment that says of itself, in header, footer and table alike, that it has a gigabyte: zeros, in kilobytes."""
+    """Return a segment whose header, footer and table claim a gigabyte: zeros, packed into kilobytes."""
     codec = pa.Codec("zstd")
     found = PackedSegment("x", len(own), lambda start, length: own[start : start + length])
     end = 4097 * FRAME_BYTES
@@ -67,7 +64,7 @@ def bomb(own, _):
 
 
 def many_frames(_own, _other):
-    """A table that says of itself that it has more rows than any."""
+    """Return a table that claims more rows than allowed."""
     rest = SEEK_FOOTER.pack(FRAMES_MAX + 1, 0, SEEK_MAGIC)
     return Made(1 << 30, end=SEEK_HEAD.pack(SKIPPABLE_MAGIC, 1 << 29) + rest)
 
@@ -90,7 +87,7 @@ LIES = {
 }
 EVERY = CHANGES | LIES
 BEGIN_AS_OURS = {"longer", "twice", "a tebibyte that begins as ours"}
-"""All of the segment is there, and something behind it that no reader asks for."""
+"""The complete segment, and bytes after it that no reader needs."""
 
 
 @pytest.fixture(params=EVERY, ids=str)
@@ -129,8 +126,8 @@ def test_every_other_record_is_read(hostile):
         assert len(list(log.open_reader())) == len(written) + 1
 
 
-def test_readers_beside_it_are_told_once(hostile):
-    """What is lost is one `DataLossError`; then the same reader goes on."""
+def test_readers_report_a_hostile_object_once(hostile):
+    """The loss is one `DataLossError`; then the reader continues."""
     fs, tier, _, _, written, harmless = hostile
     source = LogFiles(f"{ROOT}/orders", fs=fs, objects="/cold")
     source._copies._tier = tier
@@ -155,8 +152,8 @@ def test_verify_names_it(hostile):
     assert [(one.kind, one.path) for one in report.findings if one.kind != "not read"] == [("damaged", key)]
 
 
-def test_a_log_that_is_restored_beside_it(hostile):
-    """All other segments are there; what the object says of itself is not believed without its records."""
+def test_restore_ignores_a_hostile_object(hostile):
+    """All other segments exist; the object's claims are not trusted without its records."""
     fs, tier, key, stream_id, written, _ = hostile
     with little_memory():
         found = restore_log(fs, f"{NEW}/orders", tier, stream_id, clock=ManualClock(), observer=InMemoryObserver())

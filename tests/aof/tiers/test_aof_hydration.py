@@ -1,4 +1,4 @@
-"""Readers that do not wait for a segment to be brought back: they are told, it is brought back, and they go on."""
+"""Readers that do not wait for hydration: they get an error, the segment is hydrated, and they continue."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def with_cold_segments(fs, *, count=3):
     return manager, log
 
 
-def test_a_reader_is_told_and_goes_on():
-    """With each segment that has no file; nothing is read twice or passed over."""
+def test_a_reader_gets_an_error_and_continues():
+    """For each segment without a file; no record is read twice or skipped."""
     manager, log = with_cold_segments(CrashFileSystem())
     with manager:
         reader = log.open_reader(wait=False)
@@ -52,15 +52,15 @@ def test_a_reader_is_told_and_goes_on():
         assert log.tiers.snapshot().residency[0] == "resident_in_tier0"
 
 
-def test_a_reader_that_waits_is_not_told():
+def test_a_reader_that_waits_gets_no_error():
     manager, log = with_cold_segments(CrashFileSystem())
     with manager:
         assert len(payloads(log)) == 5
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_segment_that_cannot_come_back(number):
-    """The next look says why; the one after it tries again."""
+def test_a_segment_that_cannot_be_hydrated(number):
+    """The next read raises the reason; the one after it tries again."""
     fs = FaultFileSystem(CrashFileSystem(), path_part=".seg.tmp", error=number, forever=True)
     manager, log = with_cold_segments(fs)
     with manager:
@@ -78,8 +78,8 @@ def test_a_segment_that_cannot_come_back(number):
         assert next(iter(reader)).payload == b"0"
 
 
-def test_damage_is_damage():
-    """A copy that is not what was written is no reason to wait."""
+def test_damage_is_raised_without_waiting():
+    """A damaged copy must not block the reader."""
     fs = CrashFileSystem()
     manager, log = with_cold_segments(fs)
     with manager:
@@ -94,8 +94,8 @@ def test_damage_is_damage():
 
 
 @pytest.mark.parametrize(("error", "told"), [(errno.EIO, "failed"), (None, "unavailable")])
-def test_a_segment_that_does_not_come_back_is_told_of(error, told):
-    """With the document's names: it was queued, and it failed, or the object store did not answer."""
+def test_failed_hydrations_are_reported(error, told):
+    """With the documents' event names: queued, and failed or unavailable."""
     events: list[str] = []
 
     class Listener(InMemoryObserver):
@@ -148,7 +148,7 @@ def test_an_event_loop_is_given_the_reader_when_it_is_ready():
 
 
 def test_events_have_the_documents_names(tmp_path):
-    """What succeeded and what failed, of each step between tiers."""
+    """Successes and failures of each step between tiers."""
 
     class Listener(InMemoryObserver):
         def __init__(self) -> None:

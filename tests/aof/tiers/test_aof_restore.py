@@ -113,8 +113,8 @@ def test_no_id_comes_again():
     assert read(fs, "/third/orders")[first] == b"first"
 
 
-def test_every_step_may_be_the_last():
-    """A crash leaves no log, or all of it; what it leaves is no log to anybody, and the next call succeeds."""
+def test_a_restore_may_crash_at_any_step():
+    """A crash leaves the complete log or none; leftovers are never a log, and the next call succeeds."""
     fs = disk()
     stream_id, written, _ = uploaded(fs)
     moments = []
@@ -155,8 +155,8 @@ def test_a_disk_that_refuses_leaves_nothing(operation):
 
 
 @pytest.mark.parametrize("which", [1, -1])
-def test_a_damaged_object_loses_its_own_records(which):
-    """It is named; every other segment is there, and the log goes on behind all of them."""
+def test_a_damaged_object_loses_only_its_records(which):
+    """It is reported; every other segment exists, and the log continues after them."""
     fs = disk()
     stream_id, written, lost = uploaded(fs)
     key = objects_in(fs)[which]
@@ -170,8 +170,8 @@ def test_a_damaged_object_loses_its_own_records(which):
         assert manager.log("orders").append_record(b"on") >> 32 > lost >> 32
 
 
-def test_objects_that_are_not_what_their_names_say():
-    """Junk, a part of one, another segment, another's name, and two of one segment: none of it gets in the way."""
+def test_objects_that_contradict_their_keys():
+    """Junk, a partial object, another segment, another log's key, and two of one segment: all others are restored."""
     fs = disk()
     stream_id, written, _ = uploaded(fs)
     tier = bucket(fs)
@@ -192,8 +192,8 @@ def test_objects_that_are_not_what_their_names_say():
     assert read(fs) == written
 
 
-def test_nothing_that_can_be_read():
-    """Then there is no log, and the reason is that of its object."""
+def test_a_restore_without_readable_objects():
+    """No log is created, and the error is that of its object."""
     fs = disk()
     stream_id, _, _ = uploaded(fs, 1)
     (key,) = objects_in(fs)
@@ -206,7 +206,7 @@ def test_nothing_that_can_be_read():
         restored(fs, stream_id + 1)
 
 
-def test_what_is_in_the_way_is_refused():
+def test_existing_and_open_directories_are_refused():
     """A directory that exists, and one that a program has open."""
     fs = disk()
     stream_id, _, _ = uploaded(fs)
@@ -264,8 +264,8 @@ def test_a_manifest_that_does_not_know_its_objects(how):
 
 @pytest.mark.parametrize("left", [0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98])
 @pytest.mark.parametrize("by_command", [False, True])
-def test_a_manifest_that_was_cut_is_completed_from_the_objects(left, by_command):
-    """A segment of which it still said that it was packed was not looked for, and all of its records were lost."""
+def test_a_truncated_manifest_is_completed_from_the_objects(left, by_command):
+    """A segment that the manifest still listed as packed was not searched, and all its records were lost."""
     fs = disk()
     stream_id, written, lost = uploaded(fs)
     folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
@@ -283,8 +283,8 @@ def test_a_manifest_that_was_cut_is_completed_from_the_objects(left, by_command)
     assert check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True, objects=bucket(fs)).sound
 
 
-def test_a_log_without_segments_is_no_log_any_more():
-    """What it would append had ids that were given out: it is moved away and restored."""
+def test_a_log_without_segments_must_be_restored():
+    """Appends would reuse ids: the directory is moved away and the log restored."""
     fs = disk()
     uploaded(fs)
     for path in [*segment_files(fs), f"{ROOT}/orders/segments/current.sealed"]:
@@ -321,7 +321,7 @@ def run(*arguments, code=0):
 
 @pytest.fixture
 def two_logs(tmp_path):
-    """Two logs of a disk that is gone, with objects in one place; the name of each is its only payload."""
+    """Return two logs of a lost disk with objects in one place; each has its name as the only payload."""
     config = AofConfig(compression="zstd", tiers=TierConfig(objects=str(tmp_path / "cold")), preallocate_segments=0)
     streams = {}
     with AofManager.open(str(tmp_path / "aof"), config, background=False) as manager:
@@ -353,7 +353,7 @@ def test_the_command_restores_every_log(two_logs, tmp_path):
     assert "sound" in run("verify", new, *place).stdout
 
 
-def test_the_command_says_what_is_damaged(two_logs, tmp_path):
+def test_the_command_reports_damage(two_logs, tmp_path):
     """And exits with 1."""
     (path,) = (tmp_path / "cold" / two_logs["orders"]).iterdir()
     path.write_bytes(b"junk")

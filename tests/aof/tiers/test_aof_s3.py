@@ -1,4 +1,4 @@
-"""Tiers on a real S3 server: segments go there, are read there, come back, and are deleted there."""
+"""Tiers on a real S3 server: segments are uploaded, read, hydrated and deleted there."""
 
 from __future__ import annotations
 

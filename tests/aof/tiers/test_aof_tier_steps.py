@@ -27,8 +27,8 @@ TRIMMED = {"compression": "zstd", "compaction": "head_trim", "retention": Retent
 
 def test_a_segment_that_a_crash_kept_keeps_its_object():
     """
-    It was to leave, and its object to be deleted; nobody says so again after the crash, so it is a segment as before.
-    Its object, uploaded anew under the same key, may by then be its only copy.
+    The segment was to be retired and its object deleted; after the crash this is not requested again, so the segment
+    stays. Its object, uploaded again under the same key, may be its only copy by then.
     """
     fs = disk()
     moments: list[CrashFileSystem] = []
@@ -96,8 +96,8 @@ class MovedOnLook:
 
 
 @pytest.mark.parametrize("when", ["while it is looked for", "between the syncs of the manifest"])
-def test_a_segment_that_retires_is_no_damage_beside_the_writer(when):
-    """What a reader of another process knows of it is old: it looks again, and reads what is there."""
+def test_a_retired_segment_is_not_damage_for_other_processes(when):
+    """A reader of another process has outdated information: it checks again and reads what exists."""
     fs = disk()
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
@@ -174,8 +174,8 @@ def test_objects_are_looked_for_later_when_there_were_none_to_ask(turns):
         assert objects.calls["list"] == 0  # it has looked, once
 
 
-def test_a_damaged_object_keeps_no_log_from_opening():
-    """The manifest is lost, and one object is no segment any more: the others are found, and the log goes on."""
+def test_a_damaged_object_does_not_prevent_opening():
+    """The manifest is lost and one object is damaged: the others are found, and the log continues."""
     fs = disk()
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
     with open_tiered(fs, config) as manager:
@@ -189,13 +189,13 @@ def test_a_damaged_object_keeps_no_log_from_opening():
     with open_tiered(fs, config) as manager:
         log = manager.log("orders")
         assert [one.payload for one in log.open_reader(on_lost="skip")] == [*written[:3], *written[6:]]
-        assert [first >> 32 for first, _ in log.snapshot().missing] == [0]  # behind the last record of segment 0
+        assert [first >> 32 for first, _ in log.snapshot().missing] == [0]  # after the last record of segment 0
         log.append_record(b"more")
     assert len(objects_in(fs)) == 4
 
 
-def test_an_object_that_is_to_be_deleted_is_not_found_again():
-    """It is there because of an outage; the manifest is damaged, but still says that its segment retired."""
+def test_a_deleted_segment_is_not_registered_again():
+    """The object still exists because of an outage; the damaged manifest still records the deletion."""
     fs = disk()
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
     objects = FaultObjects(DirectoryObjects(fs, COLD, clock=ManualClock()))
@@ -220,8 +220,8 @@ def test_an_object_that_is_to_be_deleted_is_not_found_again():
 
 @pytest.mark.parametrize("where", ["header", "footer"])
 @pytest.mark.parametrize("turns", [1, 3])
-def test_a_log_goes_on_behind_the_copy_of_its_newest_segment(where, turns):
-    """The file is damaged; its copy has all of it, comes back, and the numbers of the records to come follow on."""
+def test_a_log_continues_after_the_copy_of_its_newest_segment(where, turns):
+    """The file is damaged; its complete copy is restored, and later records continue the numbers."""
     fs = disk()
     config = tiny(compression="zstd")
     with open_tiered(fs, config) as manager:
@@ -307,7 +307,7 @@ def test_packed_files_make_room_for_the_manifest():
         assert len(warm_files(inner)) == 4
         objects.heal()
         fs.full = True
-        fs.fail_on("sync")  # the chunk cannot be gone on with
+        fs.fail_on("sync")  # the chunk cannot be continued
         for _ in range(3):
             clock.advance(10)
             manager.maintain()
@@ -319,8 +319,8 @@ def test_packed_files_make_room_for_the_manifest():
         assert manager.log("orders").tiers.snapshot().upload_queue_depth == 0
 
 
-def test_a_segment_is_read_while_the_manifest_has_no_room():
-    """It comes from its object, and what was fetched for it takes no room of which nobody knows."""
+def test_a_segment_is_read_while_the_manifest_has_no_space():
+    """It is read from its object, and the fetched file is removed because it cannot be registered."""
     inner = disk()
     fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".mlog", forever=True)
     config = tiered(objects=COLD, warm_max_bytes=0)

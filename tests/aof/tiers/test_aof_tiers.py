@@ -84,8 +84,8 @@ def damage(fs, path, offset) -> None:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_what_left_is_read_as_before(cold):
-    """By id, in order, by time; now and after a restart. The disk has fewer segments than the log."""
+def test_evicted_segments_are_read_as_before(cold):
+    """By id, in order and by time, also after a restart. The disk has fewer segments than the log."""
     fs = disk()
     changes = {"objects": COLD, "warm_max_bytes": 0} if cold else {}
     with open_tiered(fs, tiered(**changes)) as manager:
@@ -141,8 +141,8 @@ def test_the_budget_keeps_what_was_read_last():
         assert [number for number, where in residency.items() if where == "resident_in_tier0"] == [0, 1, 5]
 
 
-def test_a_reader_goes_on_while_its_segment_leaves():
-    """What it has mapped stays."""
+def test_a_reader_continues_while_its_segment_is_evicted():
+    """Its mapping stays valid."""
     fs = disk()
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
@@ -178,7 +178,7 @@ def test_by_hand():
 
 
 def test_a_damaged_file_is_never_packed():
-    """Its copy would be all that is left: it stays as it is, and says so."""
+    """The copy could become the only one: the file stays, and the damage is reported."""
     fs = disk()
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
@@ -190,8 +190,8 @@ def test_a_damaged_file_is_never_packed():
         assert warm_files(fs) == []
 
 
-def test_one_segment_that_cannot_move_holds_up_no_other():
-    """A damaged file, and a packed file that is gone before it was uploaded: the rest goes its way."""
+def test_a_segment_that_cannot_move_does_not_block_others():
+    """A damaged file, and a packed file that was removed before its upload: all others are moved."""
     fs = disk()
     with open_tiered(fs, tiny(compression="zstd")) as manager:
         written = fill(manager.log("orders"), 4)
@@ -293,8 +293,8 @@ def test_the_manifest_tells_the_history_of_a_segment():
         assert kinds.count(kind) == 1, (kind, kinds)
 
 
-def test_an_object_whose_upload_was_cut_off_goes_with_its_segment():
-    """It is there, and no row says so: only the note that its upload began."""
+def test_the_object_of_an_interrupted_upload_is_deleted_with_its_segment():
+    """The object exists without a row: only the note of the begun upload names it."""
     fs = disk()
     keep = tiny(tiers=TierConfig(objects=COLD), compression="zstd")
     expire = replace(keep, retention=Retention("size", max_total_bytes=1, action="expire"))
@@ -307,7 +307,7 @@ def test_an_object_whose_upload_was_cut_off_goes_with_its_segment():
         fs.on_step = None
     after = next(one for one in crashed if objects_in(one))
     objects = FaultObjects(DirectoryObjects(after, COLD, clock=ManualClock()))
-    objects.fail_on("put_parts", 1, times=99)  # so that no later upload tells of it
+    objects.fail_on("put_parts", 1, times=99)  # so that no later upload records it
     with open_tiered(after, expire, objects) as manager:
         fill(manager.log("orders"), 2, start=2)
         manager.maintain()
@@ -315,8 +315,8 @@ def test_an_object_whose_upload_was_cut_off_goes_with_its_segment():
         assert [key for key in objects_in(after) if "segment-00000000000000000000-" in key] == []
 
 
-def test_an_object_that_is_gone_needs_recovery_until_it_is_back():
-    """Its readers are told, and so is whoever looks at the log, from beside it, too, and after opening again."""
+def test_a_missing_object_needs_recovery_until_it_returns():
+    """Readers get an error, and checks report it, also from other processes and after reopening."""
     fs = disk()
     config = tiered(objects=COLD, warm_max_bytes=0)
     with open_tiered(fs, config) as manager:
@@ -346,8 +346,8 @@ def test_an_object_that_is_gone_needs_recovery_until_it_is_back():
         assert log.tiers.snapshot().residency[0] == "uploaded_to_tier2"
 
 
-def test_the_only_copy_that_is_damaged_is_said_so():
-    """A warm file without an object: the readers of that segment are told, the others read on."""
+def test_a_damaged_only_copy_is_reported():
+    """A warm file without an object: readers of that segment get an error, others continue."""
     fs = disk()
     with open_tiered(fs, tiered()) as manager:
         log = manager.log("orders")
@@ -360,8 +360,8 @@ def test_the_only_copy_that_is_damaged_is_said_so():
         assert log.read_record(max(written)).payload == written[max(written)]
 
 
-def test_a_damaged_object_is_never_taken_for_a_segment():
-    """A bit in it, wherever it is: the reader is told, and nothing of it reaches the disk."""
+def test_a_damaged_object_is_never_hydrated():
+    """For any flipped bit the reader gets an error, and nothing of the object reaches the disk."""
     for offset in (5, 100, -20):
         fs = disk()
         with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0)) as manager:
@@ -414,7 +414,7 @@ def test_an_object_that_rotted_is_made_again_while_another_copy_is_there(how, wh
 
 
 def test_an_object_is_read_back_once():
-    """A segment that comes and goes is not fetched each time it goes."""
+    """A segment that is evicted repeatedly is not fetched each time."""
     fs = disk()
     read: list[str] = []
 
@@ -436,8 +436,8 @@ def test_an_object_is_read_back_once():
         assert read == []
 
 
-def test_a_programs_own_events():
-    """In the manifest log with the others, over a restart; what is none is refused. The newest record's age is told."""
+def test_custom_events():
+    """They are in the manifest log across a restart; invalid ones are refused. The newest age is reported."""
     fs, clock = disk(), ManualClock()
     with open_tiered(fs, tiered(), clock=clock) as manager:
         tiers = manager.log("orders").tiers
@@ -524,7 +524,7 @@ def test_a_log_whose_tiers_were_switched_off():
 
 @pytest.mark.parametrize("cold", [False, True])
 def test_the_manifest_may_be_lost(cold):
-    """Warm files and objects say what they are: all of it is there again, and nothing was deleted."""
+    """Warm files and objects describe themselves: everything is found again, and nothing was deleted."""
     fs = disk()
     config = tiered(objects=COLD, warm_max_bytes=0) if cold else tiered()
     with open_tiered(fs, config) as manager:
@@ -556,7 +556,7 @@ def test_a_damaged_segment_is_healed_from_its_copy():
 @pytest.mark.parametrize("operation", ["put_parts", "head", "delete", "get_range"])
 @pytest.mark.parametrize("how", ["fail", "lose_answer", "truncate", "repeat"])
 def test_an_object_store_that_fails(operation, how):
-    """Nothing is lost and nothing is left over, whichever call goes wrong; in the end everything is done."""
+    """For every failing call: nothing is lost or left over, and in the end all work is done."""
     for nth in range(1, 4):
         fs = disk()
         clock = ManualClock()
@@ -594,7 +594,7 @@ def test_an_object_store_that_fails(operation, how):
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir", "remove"])
 def test_a_disk_that_fails(operation):
-    """Whichever call of a transition goes wrong: every record is there, and in the end everything moved."""
+    """For every failing call of a transition: every record exists, and in the end all segments moved."""
     for nth in range(1, 8):
         inner = disk()
         fs = FaultFileSystem(inner)
@@ -657,8 +657,8 @@ def test_a_crash_at_any_step_of_any_transition(cold, expires):
                 assert payloads(manager.log("orders")) == [*kept, b"more"], (label, index)
 
 
-def test_files_are_read_beside_a_writer_that_moves_them(tmp_path):
-    """A reader of another process, while segments leave and come back: each record, in order."""
+def test_other_processes_read_while_segments_move(tmp_path):
+    """While segments are evicted and hydrated, a reader gets each record in order."""
     cold = str(tmp_path / "cold")
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, objects=cold, warm_max_bytes=0))
     failures: list[BaseException] = []
@@ -684,8 +684,8 @@ def test_files_are_read_beside_a_writer_that_moves_them(tmp_path):
     assert not failures
 
 
-def test_threads_read_and_append_while_segments_come_and_go(tmp_path):
-    """Real files, real threads: each record, in order, under its id, whatever leaves and comes back meanwhile."""
+def test_threads_read_and_append_while_segments_move(tmp_path):
+    """Real files and threads: each record in order, under its id, while segments are evicted and hydrated."""
     tiers = TierConfig(tier0_max_bytes=2 * SIZE, objects=str(tmp_path / "cold"), warm_max_bytes=0)
     config = tiny(tiers=tiers)
     failures: list[BaseException] = []

@@ -1,6 +1,6 @@
 """
-Objects alone: every segment is uploaded when it is sealed, by size, by age or because somebody waits for it. Nothing of
-it takes room on the disk, and nothing is lost while the store is down.
+Objects only: every segment is uploaded when it is sealed, by size, by age or for a waiting caller. This needs no disk
+space, and nothing is lost while the store is down.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_a_store_that_is_down_holds_nothing_up():
 
 
 def test_closing_finishes_uploads(tmp_path):
-    """A program that ends at once leaves no sealed segment behind; while the store is down it ends all the same."""
+    """A program that ends immediately leaves no sealed segment without an object, unless the store is down."""
     with AofManager.open(tmp_path / "aof", tiny(tiers=TierConfig(objects=str(tmp_path / "cold")))) as manager:
         written = fill(manager.log("orders"), 7)
     assert len(list((tmp_path / "cold").rglob("*.zst"))) == 7
@@ -200,7 +200,7 @@ def test_an_object_is_read_back_before_the_file_goes():
 
 
 def test_a_damaged_segment_is_not_uploaded():
-    """Others are, whoever waits for it is told, and it is not read again and again."""
+    """Others are, callers that wait for it get the reason, and it is not read repeatedly."""
     fs = disk()
     with opened(fs, tiny()) as manager:
         log = manager.log("orders")
@@ -226,8 +226,8 @@ def test_a_damaged_segment_is_not_uploaded():
 
 
 @pytest.mark.parametrize("reopened", [False, True])
-def test_a_quiet_log_is_sealed_uploaded_and_expired(reopened):
-    """Nobody calls anything. In the end no record is left anywhere, and the log goes on where it was."""
+def test_an_idle_log_is_sealed_uploaded_and_expired(reopened):
+    """Without any call. In the end no record is left, and the log continues at its place."""
     fs = disk()
     clock = ManualClock()
     config = tiny(
@@ -306,8 +306,8 @@ def test_an_open_reservation_is_not_sealed_away():
         assert payloads(log) == [b"x", b"hello"]
 
 
-def test_a_segment_without_records_survives_a_crash_at_any_step():
-    """It is made when the last records expire; whatever is there of it, ids and counts go on."""
+def test_an_empty_segment_survives_a_crash_at_any_step():
+    """It is made when the last records expire; ids and counts continue in any case."""
     fs = CrashFileSystem()
     clock = ManualClock()
     config = tiny(retention=Retention("time", ttl_s=60, action="expire"))
@@ -368,8 +368,8 @@ def test_a_record_is_durable_in_the_object_store():
     assert fs.list_dir(f"{ROOT}/other/segments") == []
 
 
-def test_a_wait_that_ends_early_says_why():
-    """The record is written; its upload goes on, and the next wait ends with it."""
+def test_a_wait_that_times_out_has_the_reason():
+    """The record is written and its upload continues; the next wait ends with it."""
     fs = disk()
     clock = ManualClock()
     objects = store_of(fs)
@@ -389,7 +389,7 @@ def test_a_wait_that_ends_early_says_why():
 
 
 def test_producers_that_wait_share_uploads(tmp_path):
-    """Whoever comes while a segment is uploaded waits in the next one, together with all others."""
+    """Callers that arrive during an upload share the next segment."""
     config = tiny(tiers=TierConfig(objects=str(tmp_path / "cold")))
     with AofManager.open(tmp_path / "aof", config) as manager:
         log = manager.log("orders")
@@ -409,8 +409,8 @@ def test_producers_that_wait_share_uploads(tmp_path):
     assert not list((tmp_path / "aof" / "orders" / "warm").rglob("*.zst"))
 
 
-def test_whoever_waits_for_an_upload_is_told_of_the_end():
-    """Closing the log ends the wait; the record is uploaded when the log is opened again."""
+def test_closing_ends_waits_for_uploads():
+    """The record is uploaded when the log is opened again."""
     fs = disk()
     objects = store_of(fs)
     objects.fail_on("put_parts", 1, times=10_000)
@@ -440,7 +440,7 @@ def test_whoever_waits_for_an_upload_is_told_of_the_end():
 
 
 def test_a_forced_seal_makes_no_larger_segments():
-    """A segment that was not full says nothing about how fast the log is: its unused room would be lost."""
+    """A segment that was not full is no measure of the rate of the log: its unused space would be lost."""
     fs = disk()
     config = tiny(segment_target_bytes=64 * 1024, segment_max_bytes=1 << 24, tiers=UPLOADING)
     with opened(fs, config) as manager:
@@ -467,8 +467,8 @@ class Surprised:
         raise AssertionError(reason)
 
 
-def test_uploads_go_on_after_an_error_that_nothing_expected():
-    """Nothing was uploaded before the next segment was sealed, and who waited for an upload waited for ever."""
+def test_uploads_continue_after_an_unexpected_error():
+    """Nothing was uploaded before the next seal, and callers waited for ever."""
     clock, log = ManualClock(), Surprised()
     workers = Workers("aof", clock=clock, observer=InMemoryObserver(), flush_threads=1)
     workers.schedule_tiers(log)

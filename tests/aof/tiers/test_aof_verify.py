@@ -1,4 +1,4 @@
-"""`quiver aof verify`: what was read, what is damaged, and what nobody looked at."""
+"""`quiver aof verify`: what was read, what is damaged, and what was not read."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def found(report):
     return [(one.kind, one.path) for one in report.findings]
 
 
-def test_objects_that_are_not_read_are_not_sound():
-    """Each is named; looking at the log without reading it claims nothing, and says nothing of them."""
+def test_unread_objects_are_not_reported_as_valid():
+    """Each is listed; a check without reading makes no claim about them."""
     fs = disk()
     uploaded(fs)
     keys = objects_in(fs)
@@ -57,8 +57,8 @@ def test_with_objects_everything_is_read():
     assert not report.unread
 
 
-def test_an_object_that_is_gone_is_damage_and_an_empty_place_is_another_place():
-    """One of several that is missing was lost. Where none is, nothing was looked at."""
+def test_a_missing_object_is_damage_and_an_empty_location_is_an_error():
+    """One missing object of several was lost. Without any object, the location is wrong."""
     fs = disk()
     uploaded(fs)
     keys = objects_in(fs)
@@ -72,7 +72,7 @@ def test_an_object_that_is_gone_is_damage_and_an_empty_place_is_another_place():
 
 
 def test_an_object_store_that_stops_answering():
-    """What was not reached is said; what was read before and after counts."""
+    """Objects that were not reached are listed; those read before and after count."""
     fs = disk()
     uploaded(fs)
     faults = FaultObjects(bucket(fs))
@@ -129,8 +129,8 @@ def test_the_exit_code(tmp_path):
     assert "NOT ALL READ" in verify(code=3)
 
 
-def test_objects_that_a_lost_manifest_named_are_found():
-    """It called the log sound: readers found three segments less, and nothing said so."""
+def test_objects_of_a_lost_manifest_are_reported():
+    """The log was reported as valid although readers missed three segments."""
     fs = disk()
     stream_id, _, _ = uploaded(fs)
     folder = f"{LOG}/{stream_folder(stream_id)}"
