@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from quiver.clock import Clock
 from quiver.errors import CorruptionError, DirectoryInUseError, FencedError, MetadataUnavailableError, SettingsError
+from quiver.invariant import invariant
 from quiver.metadata.port import Entry, MetadataStore
 from quiver.primitives.checksum import crc32
 
@@ -224,6 +225,7 @@ class Ownership:
         for _ in range(2):
             revision = self._store.commit(changes, expect={**expect, self.key: self._revision})
             if revision is not None:
+                invariant(revision > self._revision, "a commit has a later revision than the owner's record")
                 if self.key in changes:
                     self._revision = revision
                 return revision

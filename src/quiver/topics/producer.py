@@ -16,6 +16,7 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 from quiver.errors import UsageError
+from quiver.invariant import invariant
 from quiver.primitives.disk.file_system import Buffer
 from quiver.topics.engine import TopicEngine
 from quiver.topics.format.message import MessageCodec
@@ -96,6 +97,7 @@ class Producer:
             if fresh:
                 number = last + 1 - len(fresh)
                 batch = self._engine.encode_batch(fresh, self._codec)
+                invariant(number > known and len(batch) == len(fresh), "each number is appended once, with its message")
                 first = self._engine.wal.append_batch(batch, encode=self._encode_from(number))
                 self.last_sequence = last
         if durable or self._engine.syncs_each:

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from quiver.errors import DataLossError, StoreClosedError
+from quiver.invariant import invariant
 from quiver.lazy_names import warn_renamed
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
@@ -196,6 +197,7 @@ class TopicReader:
         return bool(bodies)
 
     def _keep(self, offset: int, bodies: list[bytes]) -> None:
+        invariant(offset == self._fetched, "a reader returns each offset once and skips none")
         decode, keep = self._decode, self._buffer.append
         for at, body in enumerate(bodies, offset):
             message = decode(body)
@@ -233,6 +235,7 @@ class TopicReader:
                 return True
 
     def _take_from(self, step: Good, offset: int, end: int) -> bool:
+        invariant(step.first_offset <= offset, "a reader skips no message of a file")
         skip = max(0, offset - step.first_offset)
         places = step.frames[skip : max(skip, end - step.first_offset)]
         data = step.data

@@ -24,6 +24,7 @@ import contextlib
 import logging
 
 from quiver.errors import CorruptionError, SettingsError
+from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably
 from quiver.primitives.disk.copying import keep_damaged
@@ -79,6 +80,7 @@ def recover(
     if spare or max(next_offset, floor) > next_offset or whole[-1].seq < highest:
         # There is a file after it, a gap, or its number is not the last: nothing is appended to it.
         return _go_on(fs, tuple(whole), spare, next_offset=max(next_offset, floor), seq=seq)
+    invariant(next_offset >= floor, "no offset is given out twice")
     active = fs.open_write(whole[-1].path)
     return Recovered(tuple(whole[:-1]), active, whole[-1].seq, whole[-1].first_offset, end, next_offset, marks)
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from quiver.clock import Ages, Clock
 from quiver.errors import ObjectNotFoundError
+from quiver.invariant import invariant
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
@@ -114,6 +115,7 @@ def _release(
     for file, reason in files_to_release(ages.of_files(wal.files()), settings, now_ns=ages.now_ns()):
         if (limit is not None and file.next_offset > limit) or not may_go(file):
             break
+        invariant(file.sealed and file.first_offset >= below, "only sealed files are deleted, oldest first")
         below = file.next_offset
         why[file.path] = reason
     if below:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from quiver.clock import Clock
 from quiver.errors import CorruptionError, ObjectExistsError, ObjectsUnavailableError, QuiverError
+from quiver.invariant import invariant
 from quiver.objects.port import ObjectInfo, ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
@@ -278,6 +279,7 @@ class Uploader:
             compression=self._settings.compression,
         )
         began = self._clock.monotonic()
+        invariant(self._catalog.next_offset <= descriptor.start_offset, "no object replaces or overlaps another one")
         self._catalog.publish(descriptor)
         self._observer.record("danube_etcd_put_latency_seconds", self._clock.monotonic() - began)
         self._observer.count("danube_etcd_descriptor_write_total", 1)

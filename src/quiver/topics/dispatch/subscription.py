@@ -27,6 +27,7 @@ from typing import Protocol
 
 from quiver.clock import Clock
 from quiver.errors import DirectoryInUseError, QuiverError, StoreClosedError, UsageError
+from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import Lock
@@ -463,6 +464,7 @@ class Subscription:
             # message gets this offset, and would count as confirmed.
             if highest > self._log.durable_offset():
                 self._log.flush()
+            invariant(highest <= self._log.durable_offset(), "progress is saved only for messages that are synced")
             self._keep.save(SavedSubscription(self.name, self.kind, state.next_offset, ranges, dict(self._attempts)))
             self._saved_offset = state.next_offset
             self._unsaved_since_s = None
