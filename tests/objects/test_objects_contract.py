@@ -1,4 +1,4 @@
-"""Every tier keeps the contract: in memory, on a disk, and in the buckets of real servers."""
+"""Every tier fulfils the contract: in memory, on a disk, and in the buckets of real servers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TestDirectoryThatCrashes(ObjectTierContract):
 
 
 class TestClientLibrary(ObjectTierContract):
-    """The client library's own memory, without a network."""
+    """The client library's in-memory store, without a network."""
 
     @pytest.fixture
     def tier(self) -> ObjectTier:
@@ -46,7 +46,7 @@ class TestClientLibrary(ObjectTierContract):
 
 
 class TestWrapped(ObjectTierContract):
-    """The wrappers change nothing where nothing fails."""
+    """The wrappers change nothing when no call fails."""
 
     @pytest.fixture
     def tier(self) -> ObjectTier:

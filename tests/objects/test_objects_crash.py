@@ -1,4 +1,4 @@
-"""Objects on a disk survive a power cut at any step, whole or not at all."""
+"""Objects on a disk survive a power loss at any step, completely or not at all."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def content(tier, key):
 
 
 @pytest.mark.parametrize("name", sorted(WRITES))
-def test_a_crash_at_any_step_leaves_whole_objects(name):
-    """The old object, none, or the new one, all of it; once the call returned, the new one."""
+def test_a_crash_at_any_step_leaves_complete_objects(name):
+    """The old object, none, or the complete new one; after the call has returned, the new one."""
     disk, tier = prepared()
     survivors = []
     disk.on_step = lambda _op, _path: survivors.extend(disk.clone_after_crash(seed=seed) for seed in range(3))
@@ -57,7 +57,7 @@ def test_a_crash_at_any_step_leaves_whole_objects(name):
 
 
 def test_a_deleted_object_stays_deleted():
-    """Once the call returned; before that it is there, whole."""
+    """After the call has returned; before that it is there, complete."""
     disk, tier = prepared()
     survivors = []
     disk.on_step = lambda _op, _path: survivors.append(disk.clone_after_crash(seed=1))
@@ -72,7 +72,7 @@ def test_a_deleted_object_stays_deleted():
 @pytest.mark.parametrize("name", sorted(WRITES))
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "link", "sync_dir"])
 def test_a_failing_disk_leaves_the_old_object(name, operation):
-    """The error is the caller's, nothing half is visible, and the next try succeeds."""
+    """The caller gets the error, no partial object is visible, and the next attempt succeeds."""
     disk, _ = prepared()
     faults = FaultFileSystem(disk)
     tier = DirectoryObjects(faults, "/cold")
@@ -100,8 +100,8 @@ def test_a_failing_disk_leaves_the_old_object(name, operation):
     assert faults.calls[operation] >= before
 
 
-def test_leftovers_go_when_they_are_a_day_old():
-    """A younger one may be another process's object that is being written."""
+def test_leftovers_are_removed_after_a_day():
+    """A younger one may be an object that another process is writing."""
     disk, _ = prepared()
     disk.create("/cold/.parts/99").close()
     now_ns = disk.stat("/cold/.parts/99").modified_ns
@@ -115,8 +115,8 @@ def test_leftovers_go_when_they_are_a_day_old():
     assert [info.key for info in tier.list_below("")] == ["a/old", "a/source"]
 
 
-def test_two_processes_write_at_once():
-    """Neither takes the other's half-written file."""
+def test_two_processes_write_concurrently():
+    """Neither removes the other's unfinished file."""
     disk = CrashFileSystem()
     one, two = DirectoryObjects(disk, "/cold"), DirectoryObjects(disk, "/cold")
 

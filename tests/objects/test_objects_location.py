@@ -1,4 +1,4 @@
-"""Where objects are: what people write, and what nobody ever prints."""
+"""The location of objects: accepted inputs, and secrets that are never printed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "a-very-secret-key"
 
 @pytest.fixture(autouse=True)
 def no_provider_environment(monkeypatch):
-    """The client library has a chain of its own for credentials, and this machine's are nobody's business here."""
+    """The client library has its own chain for credentials: keep this machine's credentials out of the tests."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
             monkeypatch.delenv(name)
@@ -49,14 +49,14 @@ def no_provider_environment(monkeypatch):
     ],
 )
 def test_urls(url, backend, container, prefix):
-    """A URL, or the path of a directory, says it all."""
+    """A URL or the path of a directory is enough."""
     found = ObjectLocation.from_url(url)
 
     assert (found.backend, found.container, found.prefix) == (backend, container, prefix)
 
 
 def test_a_mapping_written_as_json():
-    """Where only a text fits, as in an option of Spark; what is not JSON is refused without being repeated."""
+    """Where only text is accepted, as in an option of Spark; text that is not JSON is rejected and not repeated."""
     text = json.dumps({"backend": "s3", "root": "s3://b/p", "options": {"secret_key": SECRET}})
     found = ObjectLocation.from_url(text)
 
@@ -71,14 +71,14 @@ def test_a_mapping_written_as_json():
     "url",
     ["ftp://host/x", "s3:///prefix", "file://host/x", "file:///", "", "s3://key:secret@bucket/x", "s3://b/p?token=1"],
 )
-def test_what_is_no_location_is_refused(url):
+def test_an_invalid_location_is_rejected(url):
     """No other schemes, no bucket without a name, no credentials in a URL."""
     with pytest.raises(SettingsError):
         ObjectLocation.from_url(url)
 
 
 def test_the_broker_file_as_printed():
-    """``backend``, ``root`` and ``options`` with secrets from the environment that the caller hands in."""
+    """``backend``, ``root`` and ``options``, with secrets from the environment that the caller passes."""
     mapping = {
         "backend": "s3",
         "root": "s3://my-bucket/danube",
@@ -98,8 +98,8 @@ def test_the_broker_file_as_printed():
     assert found.secrets == {"AKIATEST", SECRET}
 
 
-def test_options_beside_backend_and_root():
-    """Later broker files put the options beside the two; flags are true or false, time-outs are seconds."""
+def test_options_next_to_backend_and_root():
+    """Later broker files have the options next to the two; flags are true or false, timeouts are seconds."""
     found = ObjectLocation.from_mapping(
         {"backend": "s3", "root": "s3://b", "anonymous": "true", "virtual_host_style": False, "timeout_s": "2.5"}
     )
@@ -121,14 +121,14 @@ def test_options_beside_backend_and_root():
         ({"backend": "fs", "root": "/cold", "options": {"region": "x"}}, "fs has no option"),
     ],
 )
-def test_wrong_mappings_are_refused_in_words(mapping, says):
-    """Each names the key, and what to write instead."""
+def test_errors_of_invalid_mappings_name_the_key(mapping, says):
+    """Each names the key and the remedy."""
     with pytest.raises(SettingsError, match=says):
         ObjectLocation.from_mapping(mapping)
 
 
 def test_every_documented_gcs_and_azure_credential_is_applied():
-    """What a file calls the credentials reaches the client library under the name that it knows."""
+    """Credentials reach the client library under its own names."""
     gcs = ObjectLocation.from_mapping({"backend": "gcs", "root": "gs://b", "options": {"credentials_path": "/k.json"}})
     azure = ObjectLocation.from_mapping(
         {"backend": "azblob", "root": "az://c", "options": {"account_name": "me", "account_key": "a2V5a2V5"}}
@@ -143,7 +143,7 @@ def test_every_documented_gcs_and_azure_credential_is_applied():
 
 @pytest.mark.parametrize("backend", ["s3", "gcs", "azblob"])
 def test_every_option_reaches_the_client_library(backend):
-    """None is a name that it does not know; what they contradict each other in is said at once, and is no outage."""
+    """It knows all the names; contradictory options are reported immediately, not as an outage."""
     pytest.importorskip("obstore")
     root = {"s3": "s3://bucket/x", "gcs": "gs://bucket/x", "azblob": "az://container/x"}[backend]
     needs = {
@@ -184,8 +184,8 @@ def test_every_option_reaches_the_client_library(backend):
         ("azblob", "az://c", {}, "az://c"),
     ],
 )
-def test_options_that_cannot_work_are_wrong_at_once(backend, root, options, says):
-    """Not an outage that is tried again; and what cannot be parsed is not shown, not even as numbers."""
+def test_options_that_cannot_work_are_rejected_immediately(backend, root, options, says):
+    """They are not retried as an outage; values that cannot be parsed are not shown, not even as numbers."""
     pytest.importorskip("obstore")
     key = "-----BEGIN PRIVATE KEY-----hush"
     options = {name: value.replace("%s", key) for name, value in options.items()}
@@ -200,7 +200,7 @@ def test_options_that_cannot_work_are_wrong_at_once(backend, root, options, says
 
 
 def test_no_secret_is_ever_printed(caplog):
-    """Not by repr, not by an error of a server that is not there, not by its cause, not in a log."""
+    """Not by repr, not by the error of an unreachable server, not by its cause, not in a log."""
     caplog.set_level(logging.DEBUG)
     options = {"endpoint": "http://127.0.0.1:9", "access_key": "AKIATESTKEY", "secret_key": SECRET, "region": "r"}
     location = ObjectLocation.from_url("s3://bucket/p", options)
@@ -218,14 +218,14 @@ def test_no_secret_is_ever_printed(caplog):
 
 
 def test_messages_lose_secrets_and_queries():
-    """A token may stand in the query of a URL."""
+    """A query of a URL may contain a token."""
     text = f"GET https://host/p?sig=abc&x=1 failed for {SECRET} (abc)"
 
     assert masked(text, [SECRET, "abc"]) == "GET https://host/p?*** failed for *** (abc)"
 
 
 def test_a_location_travels_to_another_process():
-    """Spark workers get it pickled, secrets and all."""
+    """Spark workers get it pickled, including secrets."""
     location = ObjectLocation.from_url("s3://b/p", {"secret_key": SECRET})
 
     assert pickle.loads(pickle.dumps(location)) == location
@@ -234,7 +234,7 @@ def test_a_location_travels_to_another_process():
 @pytest.mark.parametrize("changed", [{"secret_key": "not-the-key"}, {"access_key": "NOBODY"}])
 @pytest.mark.parametrize("writable", [True, False])
 def test_bad_credentials_are_found_at_open(s3_server: S3Server, changed, writable):
-    """Not as a missing object, and not as a failure that may pass."""
+    """Not as a missing object, and not as a transient failure."""
     location = ObjectLocation.from_url(s3_server.url(), s3_server.options(**changed))
 
     with pytest.raises(AccessDeniedError) as raised:
@@ -243,8 +243,8 @@ def test_bad_credentials_are_found_at_open(s3_server: S3Server, changed, writabl
     assert s3_server.secret_key not in str(raised.value)
 
 
-def test_a_place_that_forgets_is_found_at_open(tmp_path):
-    """What took the probe and does not return it is no place for data."""
+def test_a_store_that_loses_objects_is_found_at_open(tmp_path):
+    """A store that accepted the probe and does not return it must not get data."""
 
     class Forgetful(DirectoryObjects):
         def get(self, key, *, size_max):
@@ -255,8 +255,8 @@ def test_a_place_that_forgets_is_found_at_open(tmp_path):
         prove(Forgetful(REAL_FILES, str(tmp_path)), "here", writable=True)
 
 
-def test_opening_leaves_nothing_behind(tmp_path):
-    """The probe is gone, and a directory of the local disk works as any other place."""
+def test_opening_leaves_no_objects(tmp_path):
+    """The probe is removed; a directory of the local disk works as any other location."""
     tier = open_objects(f"file://{tmp_path}/cold")
 
     assert list(tier.list_below("")) == []
@@ -266,7 +266,7 @@ def test_opening_leaves_nothing_behind(tmp_path):
 
 
 def test_a_read_only_opening_writes_nothing(tmp_path):
-    """Who may only read proves no more than that."""
+    """A reader checks only read access."""
     faults = FaultObjects(DirectoryObjects(REAL_FILES, str(tmp_path)))
 
     prove(faults, "here", writable=False)
@@ -274,14 +274,14 @@ def test_a_read_only_opening_writes_nothing(tmp_path):
     assert set(faults.calls) == {"list"}
 
 
-def test_errors_are_of_one_tree():
-    """A caller that retries what may pass needs one name."""
+def test_errors_have_one_base_class():
+    """A caller that retries transient errors needs one name."""
     assert issubclass(ObjectsUnavailableError, QuiverError)
 
 
 @pytest.mark.parametrize("endpoint", ["http://user:${PART}@127.0.0.1:9", "http://127.0.0.1:9/${PART}"])
-def test_whatever_came_from_the_environment_is_a_secret(tmp_path, endpoint):
-    """In the broker's file, too, and in whichever option."""
+def test_values_from_the_environment_are_secret(tmp_path, endpoint):
+    """In the broker's file, too, and in any option."""
     options = {"endpoint": endpoint, "access_key": "${PART}", "secret_key": "${PART}", "timeout_s": 1}
     settings = TopicSettings.from_mapping(
         {"storage": {"cloud": {"backend": "s3", "root": "s3://b", "options": options}}}, {"PART": SECRET}
@@ -303,28 +303,28 @@ def test_a_refused_root_is_not_repeated(url):
 @pytest.mark.parametrize(
     "endpoint", ["minio", "minio:9000", "http://h ost:1", "http://{x}", "http://[::1", "http://h:99999", "", "http://"]
 )
-def test_an_endpoint_that_is_no_url_is_refused(endpoint):
-    """The client library panics at one, with the first request, and no handler of errors sees it."""
+def test_an_endpoint_that_is_not_a_url_is_rejected(endpoint):
+    """The client library panics at the first request, which no error handler catches."""
     with pytest.raises(SettingsError, match="'endpoint' is a URL"):
         ObjectLocation.from_url("s3://bucket", {"endpoint": endpoint})
     assert ObjectLocation.from_url("s3://bucket", {"endpoint": "http://[::1]:9000/a"}).options
 
 
 @pytest.mark.parametrize("key", ["access_key", "secret_key", "session_token", "region"])
-def test_a_line_break_behind_a_secret_is_named(key):
-    """Files of secrets end with one, and the client library panics at it, too."""
+def test_a_line_break_after_a_secret_is_reported(key):
+    """Secret files end with one, and the client library panics at it, too."""
     with pytest.raises(SettingsError, match=f"'{key}' contains a line break"):
         ObjectLocation.from_url("s3://bucket", {key: f"{SECRET}\n"})
 
 
 @pytest.mark.parametrize("url", ["s3://b ü/p", "s3://b:99999", "gs://b%2f/x"])
-def test_a_bucket_of_other_letters_is_refused(url):
+def test_a_bucket_name_with_other_characters_is_rejected(url):
     with pytest.raises(SettingsError, match="the name of a bucket"):
         ObjectLocation.from_url(url)
 
 
-def test_what_looks_like_a_placeholder_in_a_secret_is_none():
-    """It was looked up once."""
+def test_a_secret_that_looks_like_a_placeholder_is_kept():
+    """Placeholders are replaced once."""
     settings = TopicSettings.from_mapping(
         {"cloud": {"backend": "s3", "root": "s3://b", "options": {"secret_key": "${PART}"}}}, {"PART": "a${b}c"}
     )

@@ -1,4 +1,4 @@
-"""Calls that fail are tried again, and a lost answer is not taken for somebody else's object."""
+"""Failed calls are retried, and an object of an attempt whose answer was lost is not taken for another's."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Rig:
         )
 
 
-def test_every_operation_has_a_call_here():
-    """None is left out."""
+def test_every_operation_is_covered():
+    """None is missing."""
     assert set(CALLS) == OBJECT_OPERATIONS
 
 
 @pytest.mark.parametrize("operation", sorted(CALLS))
 @pytest.mark.parametrize("how", ["fail", "lose_answer", "slow", "repeat"])
-def test_what_passes_is_tried_again(operation, how):
-    """Two failures, and the third try is the answer."""
+def test_transient_failures_are_retried(operation, how):
+    """Two failures, and the third attempt returns the result."""
     rig = Rig()
     rig.faults.fail_on(operation, times=2, how=how)
 
@@ -65,8 +65,8 @@ def test_what_passes_is_tried_again(operation, how):
 
 
 @pytest.mark.parametrize("operation", sorted(CALLS))
-def test_what_does_not_pass_comes_through(operation):
-    """After the last try the error is the caller's, with operation and key."""
+def test_permanent_failures_are_raised(operation):
+    """After the last attempt the caller gets the error, with operation and key."""
     rig = Rig()
     rig.faults.fail_on(operation, times=99)
 
@@ -80,7 +80,7 @@ def test_what_does_not_pass_comes_through(operation):
 
 @pytest.mark.parametrize("operation", ["put", "copy"])
 def test_a_lost_answer_to_if_absent_is_recognised(operation):
-    """The object that the first try wrote is ours, and the second try says so."""
+    """The first attempt wrote the object, and the second one recognises it."""
     rig = Rig()
     rig.faults.fail_on(operation, how="lose_answer")
     calls = {
@@ -94,8 +94,8 @@ def test_a_lost_answer_to_if_absent_is_recognised(operation):
 
 @pytest.mark.parametrize("other", [b"BYTES", b"longer bytes"])
 @pytest.mark.parametrize("operation", ["put", "copy"])
-def test_anothers_object_is_not_taken_for_ours(operation, other):
-    """The try failed, another came first: the caller hears of it."""
+def test_an_object_of_another_caller_is_not_taken_for_ours(operation, other):
+    """The attempt failed, and another caller's write came first: the caller gets the error."""
     rig = Rig()
     rig.faults.fail_on(operation)
     rig.faults.on_call = lambda called, key: rig.memory.put("new", other) if called == operation else None
@@ -109,8 +109,8 @@ def test_anothers_object_is_not_taken_for_ours(operation, other):
     assert rig.memory.get("new", size_max=99) == other
 
 
-def test_wrong_use_is_not_tried_again():
-    """Only what may pass is."""
+def test_usage_errors_are_not_retried():
+    """Only transient failures are."""
     rig = Rig()
 
     with pytest.raises(UsageError):
@@ -119,8 +119,8 @@ def test_wrong_use_is_not_tried_again():
     assert rig.faults.calls["get"] == 1
 
 
-def test_closing_ends_the_waiting():
-    """A log that closes does not wait for a server that does not come back."""
+def test_closing_ends_retries():
+    """A log that closes does not wait for an unreachable server."""
     rig = Rig()
     rig.faults.fail_on("head", times=99)
     rig.tier.close()
@@ -131,7 +131,7 @@ def test_closing_ends_the_waiting():
     assert rig.faults.calls["head"] == 1
 
 
-def test_the_fault_wrapper_refuses_what_it_does_not_know():
+def test_the_fault_wrapper_rejects_unknown_operations():
     """A misspelt operation would never fail, and the test would pass."""
     with pytest.raises(UsageError):
         FaultObjects(MemoryObjects()).fail_on("puts")
@@ -140,7 +140,7 @@ def test_the_fault_wrapper_refuses_what_it_does_not_know():
 
 
 def test_truncated_reads_are_short():
-    """A fault that the retry wrapper cannot see: whoever reads compares lengths."""
+    """A fault that the retry wrapper cannot detect: readers compare lengths."""
     rig = Rig()
     rig.faults.fail_on("get_range", how="truncate")
 

@@ -1,4 +1,4 @@
-"""Topics that are truncated and deleted, by a crash at any step too."""
+"""Truncating and deleting topics, also with a crash at any step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def fill(log, count):
         log.append(b"%d" % log.current_offset())
 
 
-def test_truncating_deletes_whole_files():
-    """Below the offset that was asked for, never above it; durably; and later messages keep their offsets."""
+def test_truncating_deletes_complete_files():
+    """Below the given offset, never above it; durably; later messages keep their offsets."""
     fs = CrashFileSystem()
     with open_topics(fs, rotate_max_bytes=300) as store:
         log = store.topic(TOPIC)
@@ -44,7 +44,7 @@ def test_truncating_deletes_whole_files():
 
 
 def test_a_file_that_is_read_stays():
-    """The reader goes on; the next call deletes it."""
+    """The reader continues; the next call deletes the file."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
         log = store.topic(TOPIC)
         fill(log, 20)
@@ -55,8 +55,8 @@ def test_a_file_that_is_read_stays():
         assert store.truncate(TOPIC, "latest") == 20
 
 
-def test_a_subscription_passes_over_what_was_truncated():
-    """It is counted as lost, and delivery goes on behind it."""
+def test_a_subscription_skips_truncated_messages():
+    """They are counted as lost, and delivery continues after them."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
         fill(store.topic(TOPIC), 20)
         subscription = store.subscribe(TOPIC, "billing", start=0)
@@ -66,7 +66,7 @@ def test_a_subscription_passes_over_what_was_truncated():
 
 
 def test_deleting_a_topic():
-    """Its files, its subscriptions and what was kept aside are gone; others are not; a new one begins at 0."""
+    """Its files, its subscriptions and its quarantine are removed; others are not; a new topic starts at 0."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         log = store.topic(TOPIC)
@@ -87,8 +87,8 @@ def test_deleting_a_topic():
         assert store.subscriptions(TOPIC) == []
 
 
-def test_a_topic_that_somebody_reads_from_another_process_is_not_deleted():
-    """A streaming query holds its subscription: stopping it comes first."""
+def test_a_topic_that_another_process_reads_is_not_deleted():
+    """A streaming query locks its subscription: it has to be stopped first."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         fill(store.topic(TOPIC), 5)
@@ -103,7 +103,7 @@ def test_a_topic_that_somebody_reads_from_another_process_is_not_deleted():
 
 
 def test_a_crash_while_a_topic_is_deleted():
-    """It is there, or it is gone for good; nothing of it stays on the disk after the next opening."""
+    """It exists, or it is deleted for good; the next opening leaves nothing of it on the disk."""
     fs = CrashFileSystem()
     found = set()
     with open_topics(fs) as store:
@@ -129,7 +129,7 @@ def test_a_crash_while_a_topic_is_deleted():
 
 
 def test_topics_in_memory():
-    """They are deleted and truncated, too, as far as there is anything."""
+    """They are deleted and truncated, too, as far as they have messages."""
     from quiver.topics.store import TopicStore
 
     with TopicStore.open(clock=ManualClock(), background=False) as store:

@@ -36,7 +36,7 @@ def run(*words: object, code: int = 0, text: str | None = None) -> str:
 
 
 def test_list(root):
-    """A line for each topic, empty ones too."""
+    """A line for each topic, including empty ones."""
     told = {one["topic"]: one for one in json.loads(run("list", root, "--json"))}
     assert (told[TOPIC]["start_offset"], told[TOPIC]["next_offset"], told[TOPIC]["sound"]) == (0, 8, True)
     assert told["default/empty"]["next_offset"] == 0
@@ -44,7 +44,7 @@ def test_list(root):
 
 
 def test_inspect_and_verify(root):
-    """Files, subscriptions, and damage with its place; 1 when there is some."""
+    """Files, subscriptions, and damage with its position; exit code 1 if there is any."""
     told = json.loads(run("inspect", root, TOPIC, "--json"))
     assert sum(file["messages"] for file in told["files"]) == 8
     assert [one["name"] for one in told["subscriptions"]] == ["billing"]
@@ -61,7 +61,7 @@ def test_inspect_and_verify(root):
 
 
 def test_repair(root):
-    """Torn tails go, damage is kept aside, stays known, and is not reported again; a sound topic is left as it is."""
+    """Torn tails are removed, damage is quarantined and not reported again; an intact topic is unchanged."""
     assert json.loads(run("repair", root, "--json")) == [
         {"topic": "default/empty", "cut_bytes": 0, "kept_aside": 0, "next": 0, "sound": True},
         {"topic": TOPIC, "cut_bytes": 0, "kept_aside": 0, "next": 8, "sound": True},
@@ -88,7 +88,7 @@ def test_repair(root):
 
 
 def test_tail(root):
-    """From anywhere, beside a live writer."""
+    """From any offset, while a writer runs."""
     with TopicStore.open(root, background=False) as store:
         store.topic(TOPIC).append(b"live")
         assert run("tail", root, TOPIC, "--from", 6).splitlines() == ["6\t6", "7\t7", "8\tlive"]
@@ -102,7 +102,7 @@ def test_tail(root):
 
 
 def test_produce(root):
-    """Arguments, or lines of the input; refused while another has the directory."""
+    """Arguments, or lines of the input; refused while another process has the directory."""
     told = json.loads(run("produce", root, TOPIC, "x", "y", "--attribute", "a=b", "--json"))
     assert told["offsets"] == [8, 9]
     assert "offsets 10 to 11" in run("produce", root, TOPIC, text="one\ntwo\n")
@@ -115,15 +115,15 @@ def test_produce(root):
 
 
 def test_subscriptions(root):
-    """How far behind each is."""
+    """The lag of each."""
     assert json.loads(run("subscriptions", root, TOPIC, "--json")) == [
         {"subscription": "billing", "kind": "shared", "next_offset": 3, "lag_messages": 5, "acked_above": 0}
     ]
     run("subscriptions", root, "a/b/c", code=2)
 
 
-def test_what_is_produced_need_not_be_text(root):
-    """Bytes go in as they came, from the input and from arguments, and come out escaped."""
+def test_produced_messages_need_not_be_text(root):
+    """Bytes are stored unchanged, from the input and from arguments, and printed escaped."""
     done = CliRunner().invoke(build_app(), ["topic", "produce", str(root), "default/raw"], input=b"ok\n\xff\xfe\n")
     assert done.exit_code == 0, done.output
     run("produce", root, "default/raw", "\udcff")
@@ -132,7 +132,7 @@ def test_what_is_produced_need_not_be_text(root):
 
 
 def test_files_of_another_name(tmp_path):
-    """What `wal.file_name` said: found by who only looks, told to who writes."""
+    """As configured by `wal.file_name`: found by readers, and an option for writers."""
     with TopicStore.open(tmp_path, settings={"wal": {"file_name": "events.log"}}, background=False) as store:
         store.topic(TOPIC).append(b"0")
     assert json.loads(run("list", tmp_path, "--json"))[0]["next_offset"] == 1
@@ -143,7 +143,7 @@ def test_files_of_another_name(tmp_path):
 
 
 def test_waiting_for_the_directory(root):
-    """As long as it is told: refused when the other process keeps it, done when that one is gone."""
+    """For the given time: refused if the other process keeps it, done when that process has ended."""
     store = TopicStore.open(root, background=False)
     assert "in use" in run("produce", root, TOPIC, "x", "--wait", "0.01", code=1)
     closing = threading.Timer(0.05, store.close)

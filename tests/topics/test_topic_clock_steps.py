@@ -1,4 +1,4 @@
-"""A wall clock that is set back or forward: topics keep what they should, and deliveries time out when they should."""
+"""A wall clock that is set back or forward: retention and delivery timeouts are correct."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def opened(clock: ManualClock, fs: CrashFileSystem, chosen: dict[str, object]) -
 @STEPS_S
 @pytest.mark.parametrize("looks", [False, True])
 def test_age(step_s: int, looks: bool) -> None:
-    """What is younger than `retention_time_minutes` stays, and what is older goes."""
+    """Files younger than `retention_time_minutes` stay, and older ones are deleted."""
     clock = ManualClock()
     with opened(clock, CrashFileSystem(clock=clock), HOUR) as store:
         log = store.topic(TOPIC)
@@ -46,7 +46,7 @@ def test_age(step_s: int, looks: bool) -> None:
 
 
 def test_a_restart_after_a_step_back() -> None:
-    """Files from the future are as old as the process: they go in time, and keep no others."""
+    """Files from the future are as old as the process: they are deleted in time, and keep no others."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
     with opened(clock, fs, HOUR) as store:
@@ -65,7 +65,7 @@ def test_a_restart_after_a_step_back() -> None:
 
 
 def test_a_restart_after_a_step_forward() -> None:
-    """Nobody can tell it from time that passed: what is too old goes, unless a subscription keeps it."""
+    """It cannot be distinguished from time that passed: old files are deleted, unless a subscription keeps them."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
     kept = {"deleter": {**HOUR["deleter"], "wait_for_subscriptions": True}}
@@ -87,7 +87,7 @@ def test_a_restart_after_a_step_forward() -> None:
 
 @STEPS_S
 def test_deliveries_and_refusals(step_s: int) -> None:
-    """A delivery is made again after `ack_timeout_seconds`, a refused one after its delay."""
+    """A delivery is repeated after `ack_timeout_seconds`, a refused one after its delay."""
     clock = ManualClock()
     chosen = {"subscriptions": {"ack_timeout_seconds": 30, "redelivery_delay_seconds": 5}}
     with opened(clock, CrashFileSystem(clock=clock), chosen) as store:
@@ -113,7 +113,7 @@ def test_deliveries_and_refusals(step_s: int) -> None:
 
 @STEPS_S
 def test_positions_by_time(step_s: int) -> None:
-    """A reader that begins at a time passes over nothing that was published then or later, up to the first step."""
+    """A reader that starts at a time skips no message published then or later, up to the first step."""
     clock = ManualClock()
     with opened(clock, CrashFileSystem(clock=clock), {}) as store:
         log = store.topic(TOPIC)

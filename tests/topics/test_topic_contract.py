@@ -1,4 +1,4 @@
-"""A topic keeps the contract that every append log of this house keeps."""
+"""A topic fulfils the contract of all append logs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TopicAsLog:
             raise
 
     def append(self, record: bytes, *, durable: bool) -> int:
-        # Without attributes a message ends with zeros, and cutting them off for zeros would change nothing.
+        # Without attributes a message ends with zeros, and replacing them by zeros would change nothing.
         return self._log.append(record, attributes={"kind": "record"}, durable=durable)
 
     def sync(self) -> None:
@@ -74,7 +74,7 @@ class TestTopicInOneFile(TestTopic):
 
 
 class TestTopicThatRotatesByTime(TestTopic):
-    """Each upkeep comes late enough for a new file."""
+    """Each maintenance pass is late enough for a new file."""
 
     seeds = (0, 2)
     wal: ClassVar[dict[str, Any]] = {"rotate_max_seconds": 5, "cache_max_bytes": 1}

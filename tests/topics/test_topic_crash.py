@@ -19,7 +19,7 @@ WAL = {"rotate_max_bytes": 350, "cache_capacity": 3}
 
 @dataclass
 class Told:
-    """What a caller had been told at some moment."""
+    """What callers had been promised at some moment."""
 
     attempted: int = 0
     logged: int = 0
@@ -33,7 +33,7 @@ class Told:
 
 
 def live(store: TopicStore, clock: ManualClock, told: Told) -> None:
-    """Append, deliver, delete, seal, and begin again."""
+    """Append, deliver, delete, seal, and start again."""
     log = store.topic(TOPIC)
     subscription = store.subscribe(TOPIC, "s", start="earliest")
     told.subscribed = True
@@ -73,7 +73,7 @@ def check(disk: CrashFileSystem, told: Told, promised: int, label: str) -> None:
 
 
 def test_a_crash_at_any_step():
-    """What was promised is there under its offset; nothing is invented, and no offset is given out twice."""
+    """Promised messages exist under their offsets; none is invented, and no offset is given out twice."""
     fs, clock, told = CrashFileSystem(), ManualClock(), Told()
     moments: list[tuple[str, Told, CrashFileSystem, list[CrashFileSystem]]] = []
 

@@ -1,4 +1,4 @@
-"""Callers, files and names that nobody expects."""
+"""Unexpected callers, files and names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from quiver.topics.settings import SubscriptionSettings
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-# ── what is handed in ────────────────────────────────────────────────────────────────────────────────────
+# ── arguments ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("time_ns", [-1, 1 << 63, 1 << 90, 1.5e18, "now"])
-def test_a_publish_time_that_is_none_is_wrong_use(time_ns: Any):
-    """It would not fit into a message; nothing was kept."""
+def test_an_invalid_publish_time_is_a_usage_error(time_ns: Any):
+    """It would not fit into a message; nothing was stored."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         with pytest.raises(UsageError, match="publish time"):
@@ -33,14 +33,14 @@ def test_a_publish_time_that_is_none_is_wrong_use(time_ns: Any):
 
 
 @pytest.mark.parametrize("attributes", ["ab", ["abc"], 7, [("a", "b")]])
-def test_attributes_that_are_no_mapping_are_wrong_use(attributes: Any):
+def test_attributes_that_are_not_a_mapping_are_a_usage_error(attributes: Any):
     with open_topics(CrashFileSystem()) as store, pytest.raises(UsageError, match="texts by name"):
         store.topic(TOPIC).append(b"x", attributes=attributes)
 
 
 @pytest.mark.parametrize("message", [(b"x",), (), (b"x", {}, 3)])
 def test_a_message_of_a_batch_is_a_payload_or_a_pair(message: Any):
-    """And when one of them is not, none is kept."""
+    """If one of them is not, none is stored."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         with pytest.raises(UsageError):
@@ -48,7 +48,7 @@ def test_a_message_of_a_batch_is_a_payload_or_a_pair(message: Any):
         assert log.current_offset() == 0
 
 
-def test_the_window_of_a_subscription_fits_into_what_is_kept_of_it():
+def test_the_window_of_a_subscription_fits_into_its_file():
     """A larger one could be saved, and never read again."""
     SubscriptionSettings(max_unacked_messages=100_000)
     with pytest.raises(SettingsError, match="at most"):
@@ -63,7 +63,7 @@ def test_the_dead_letters_of_every_topic_have_a_name(length):
         check_topic(f"default/{'n' * 129}{DEAD_LETTER_SUFFIX}")
 
 
-# ── files that were moved about ──────────────────────────────────────────────────────────────────────────
+# ── renamed and copied files ─────────────────────────────────────────────────────────────────────────────
 
 
 def filled(fs: CrashFileSystem) -> list[bytes]:
@@ -80,7 +80,7 @@ def names(fs: CrashFileSystem) -> list[str]:
 
 
 def test_a_renamed_file_is_read_where_its_messages_belong():
-    """Whichever it is, and whatever its new number: nothing is lost, and the offsets go on."""
+    """Any file, with any new number: no message is lost, and the offsets continue."""
     for which in range(4):
         fs = CrashFileSystem()
         wanted = filled(fs)
@@ -95,7 +95,7 @@ def test_a_renamed_file_is_read_where_its_messages_belong():
 
 
 def test_a_copied_file_repeats_and_hides_nothing():
-    """Whole or cut short: the longer one is read."""
+    """Complete or truncated: the longer one is read."""
     for which, cut in itertools.product(range(4), (0, 30)):
         fs = CrashFileSystem()
         wanted = filled(fs)
@@ -109,7 +109,7 @@ def test_a_copied_file_repeats_and_hides_nothing():
             assert payloads(log) == [*wanted, b"more"]
 
 
-# ── opening and letting go at the same time ──────────────────────────────────────────────────────────────
+# ── opening and closing concurrently ─────────────────────────────────────────────────────────────────────
 
 
 def test_a_topic_that_is_opened_while_the_store_closes_is_not_left_open():
@@ -131,8 +131,8 @@ def test_a_topic_that_is_opened_while_the_store_closes_is_not_left_open():
     assert opened[0].wal.closed
 
 
-def test_a_topic_that_is_unloaded_is_not_opened_before_its_files_are_let_go():
-    """Its last checkpoint would replace one that is newer."""
+def test_an_unloaded_topic_is_not_opened_before_its_files_are_closed():
+    """Its last checkpoint would replace a newer one."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         log = store.topic(TOPIC)
@@ -166,13 +166,13 @@ def test_a_topic_in_memory_is_unloaded_too():
         assert store.topic(TOPIC).current_offset() == 0
 
 
-# ── settings that would hide what is there ───────────────────────────────────────────────────────────────
+# ── settings that would hide existing files ──────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("before", "after"), [("wal.log", "log.dat"), ("log.dat", "wal.log")])
 @pytest.mark.parametrize("rotate", [None, 200])
-def test_other_files_than_the_topic_has_are_refused(before, after, rotate):
-    """It would begin anew beside them; and whoever looks at it finds them by themselves."""
+def test_other_file_names_than_the_topic_has_are_rejected(before, after, rotate):
+    """The topic would start again next to its files; readers find the existing files by themselves."""
     fs = CrashFileSystem()
     with open_topics(fs, file_name=before, rotate_max_bytes=rotate) as store:
         store.topic(TOPIC).append_batch([b"x"] * 20)
@@ -188,14 +188,14 @@ def test_other_files_than_the_topic_has_are_refused(before, after, rotate):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 @pytest.mark.parametrize("key", ["progress_flush_interval_seconds", "redelivery_delay_seconds", "ack_timeout_seconds"])
-def test_durations_that_are_none(key, value):
-    """With them nothing would be saved, or nothing delivered again, ever."""
+def test_invalid_durations_are_rejected(key, value):
+    """With them nothing would be saved or redelivered, ever."""
     with pytest.raises(SettingsError, match=key):
         SubscriptionSettings(**{key: value})
 
 
 def test_a_delay_of_centuries_is_a_delay():
-    """And the consumer that waits for it gets what comes meanwhile."""
+    """A waiting consumer gets messages that arrive meanwhile."""
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append(b"0")
         with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:

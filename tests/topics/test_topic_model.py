@@ -16,7 +16,7 @@ logging.getLogger("quiver").addHandler(logging.NullHandler())
 
 
 class TopicModel(RuleBasedStateMachine):
-    """`messages` is what the topic holds from `start` on; `durable` how much of it a power loss may not take."""
+    """`messages` is the topic from `start` on; `durable` how many of them a power loss cannot undo."""
 
     @initialize(rotate=st.sampled_from([None, 150, 600]), cache=st.sampled_from([1, 4, 1024]))
     def begin(self, rotate: int | None, cache: int) -> None:
@@ -97,7 +97,7 @@ class TopicModel(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 5))
     def lose_power(self, seed: int) -> None:
-        # Whatever is found lies behind all that was synced, and is what was appended there, perhaps with a gap.
+        # Everything found is after the synced messages, and was appended there, perhaps with a gap.
         self.fs = self.fs.clone_after_crash(seed)
         self.open()
         kept = {
@@ -106,7 +106,7 @@ class TopicModel(RuleBasedStateMachine):
         assert set(range(self.start, self.durable)) <= set(kept)
         assert all(self.messages[offset] == payload for offset, payload in kept.items())
         if list(kept) != list(range(self.start, self.start + len(kept))):
-            # A gap: begin anew behind it, as a consumer would.
+            # A gap: continue after it, as a consumer would.
             self.start = max(offset for offset in kept if offset - 1 not in kept)
             self.reader.close()
             self.reader = self.log.reader(self.start)

@@ -1,4 +1,4 @@
-"""Producers that number their messages: what is sent again is appended once, whatever stops in between."""
+"""Producers that number their messages: a repeated message is appended once, despite crashes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def text(number: int) -> bytes:
     return b"message %d" % number
 
 
-def test_sent_again_appended_once():
-    """In the same process, by another of the same name, and after a restart; others' numbers are their own."""
+def test_a_repeated_message_is_appended_once():
+    """In the same process, by another producer of the same name, and after a restart."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         log = store.topic(TOPIC)
@@ -41,8 +41,8 @@ def test_sent_again_appended_once():
         assert last.attributes["a"] == "b"
 
 
-def test_a_batch_of_which_some_are_there():
-    """The new ones at its end are appended in one write; attributes and keys are those of each."""
+def test_a_partly_repeated_batch():
+    """The new messages at its end are appended in one write, each with its attributes and key."""
     with open_topics(CrashFileSystem()) as store:
         edge = store.topic(TOPIC).producer("edge")
         assert edge.append_batch([text(0), text(1)], first_sequence=0) == range(2)
@@ -60,8 +60,8 @@ def test_a_batch_of_which_some_are_there():
 
 
 @pytest.mark.parametrize("sync_every", [1, 3, 100])
-def test_whatever_a_crash_takes(sync_every):
-    """Sent again from any point on, each message is there exactly once and in order, at every step of a crash."""
+def test_repeating_after_a_crash(sync_every):
+    """Repeated from any message on, each message is there exactly once and in order, for a crash at every step."""
     fs = CrashFileSystem()
     disks = []
     store = open_topics(fs, rotate_max_bytes=300)
@@ -82,7 +82,7 @@ def test_whatever_a_crash_takes(sync_every):
 
 
 def test_a_repeated_durable_append_is_durable():
-    """The first try may not have been: the answer to the second one promises as much."""
+    """The first attempt may not have been: the second one promises as much."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         edge = store.topic(TOPIC).producer("edge")
@@ -92,8 +92,8 @@ def test_a_repeated_durable_append_is_durable():
             assert payloads(other.topic(TOPIC)) == [text(0)]
 
 
-def test_what_failed_was_not_sent():
-    """A full disk took nothing: the same number is appended when there is room again."""
+def test_a_failed_append_may_be_repeated():
+    """A full disk stored nothing: the same number is appended when there is space again."""
     disk = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part="wal.log", error=errno.ENOSPC)
     with open_topics(disk) as store:
         edge = store.topic(TOPIC).producer("edge")
@@ -102,8 +102,8 @@ def test_what_failed_was_not_sent():
         assert edge.append(text(0), sequence=0) == 0
 
 
-def test_how_far_back_is_looked():
-    """What lies further back than the window is not known; damage within it is not passed over."""
+def test_the_search_window():
+    """Messages before the window are unknown; damage within it is not skipped."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         log = store.topic(TOPIC)
@@ -120,7 +120,7 @@ def test_how_far_back_is_looked():
 
 
 def test_wrong_use():
-    """Names without colons, as Spark sinks have them in theirs; numbers of 64 bits."""
+    """Names without colons, which Spark sinks use; numbers of 64 bits."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         for name in ("", "a:b", "a/b", "x" * 129):

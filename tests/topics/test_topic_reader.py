@@ -1,4 +1,4 @@
-"""Readers: ordered, no gap, no message twice, whatever happens to memory and files meanwhile."""
+"""Readers: in order, without gaps or repetitions, whatever happens to memory and files meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
     {}, {"cache_capacity": 3}, {"rotate_max_bytes": 400}, {"rotate_max_bytes": 100, "cache_capacity": 1},
 ], ids=["memory", "file", "files", "file a message"])  # fmt: skip
 def test_from_any_offset(wal):
-    """All from there on, wherever they are."""
+    """All messages from there on, wherever they are."""
     with open_topics(CrashFileSystem(), **wal) as store:
         log = store.topic(TOPIC)
         for number in range(40):
@@ -41,7 +41,7 @@ def test_from_any_offset(wal):
 
 
 def test_a_reader_that_does_not_follow_ends():
-    """With what was there when it was made, even if more comes."""
+    """After the messages that existed when it was created, even if more arrive."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"1", b"2"])
@@ -50,7 +50,7 @@ def test_a_reader_that_does_not_follow_ends():
         assert [message.payload for message in reader] == [b"1", b"2"]
 
 
-def test_everything_of_a_message_comes_back():
+def test_every_field_of_a_message_is_read():
     """The same from memory and from the file."""
     clock = ManualClock(now_ns=1_700_000_000_123_456_789)
     fs = CrashFileSystem()
@@ -70,8 +70,8 @@ def test_everything_of_a_message_comes_back():
     assert (empty.payload, third.attributes, fourth.attributes) == (b"", {"a": "b"}, {})
 
 
-def test_what_cannot_be_appended():
-    """Is refused before anything is written."""
+def test_invalid_messages_are_rejected():
+    """Before anything is written."""
     fs = CrashFileSystem()
     with open_topics(fs, max_message_size=10) as store:
         log = store.topic(TOPIC)
@@ -88,8 +88,8 @@ def test_what_cannot_be_appended():
         assert log.append_batch([]) == range(0)
 
 
-def test_memory_only_loses_what_was_evicted_and_says_so():
-    """Once, with the range; the reader goes on behind it."""
+def test_a_topic_in_memory_reports_evicted_messages_as_lost():
+    """Once, with the range; the reader continues after it."""
     with TopicStore.open(settings={"wal": {"cache_capacity": 4}}, clock=ManualClock(), background=False) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 10)
@@ -101,7 +101,7 @@ def test_memory_only_loses_what_was_evicted_and_says_so():
 
 
 def test_start_at_a_time():
-    """The first message published then or later, in whatever file it is."""
+    """The first message published then or later, in any file."""
     clock = ManualClock(now_ns=0)
     fs = CrashFileSystem()
     with open_topics(fs, clock=clock, rotate_max_bytes=300, cache_capacity=2) as store:
@@ -116,7 +116,7 @@ def test_start_at_a_time():
 
 
 def test_a_start_beyond_the_tip_waits_for_that_message():
-    """What comes before it is not delivered, and nothing is lost."""
+    """Earlier messages are not delivered, and none is lost."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         reader = log.reader(2)
@@ -127,7 +127,7 @@ def test_a_start_beyond_the_tip_waits_for_that_message():
 
 
 def test_following_across_eviction_rotation_and_release():
-    """A reader that is slower than everything else still sees each message once, in order."""
+    """A slow reader still sees each message once, in order."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=500, cache_capacity=3) as store:
         log = store.topic(TOPIC)
         reader = log.reader(0)
@@ -145,7 +145,7 @@ def test_following_across_eviction_rotation_and_release():
 
 
 def test_a_file_stays_while_it_is_read():
-    """Whoever releases it meanwhile is told that it is still there."""
+    """Releasing it meanwhile reports that it still exists."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 20)
@@ -169,8 +169,8 @@ def test_a_file_stays_while_it_is_read():
         reader.close()
 
 
-def test_a_reader_that_is_dropped_holds_nothing():
-    """Nobody has to close one for files to go."""
+def test_an_abandoned_reader_holds_no_file():
+    """Readers need not be closed for files to be deleted."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 20)
@@ -182,8 +182,8 @@ def test_a_reader_that_is_dropped_holds_nothing():
         assert len(log._engine.wal.release_below(20)) == 1
 
 
-def test_a_closed_reader_refuses():
-    """And closing twice is fine."""
+def test_a_closed_reader_raises():
+    """Closing twice is allowed."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         log.append(b"1")
@@ -220,7 +220,7 @@ def test_threads_follow_while_others_append(tmp_path):
 
 
 def test_async_for(tmp_path):
-    """The same iterator on an event loop: what is there, and then what comes; it ends when the topic is unloaded."""
+    """The same iterator on an event loop: existing messages, then new ones; it ends when the topic is unloaded."""
     with TopicStore.open(tmp_path / "topics", settings={"wal": {"cache_capacity": 2}}) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 10)
@@ -244,7 +244,7 @@ def test_async_for(tmp_path):
 
 
 def test_waiting_with_a_time_limit(tmp_path):
-    """False when nothing came."""
+    """False when no message arrived."""
     with TopicStore.open(tmp_path / "topics", clock=SYSTEM_CLOCK) as store:
         log = store.topic(TOPIC)
         reader = log.reader()
@@ -255,7 +255,7 @@ def test_waiting_with_a_time_limit(tmp_path):
 
 
 class Objects:
-    """A tier that has some ranges of a topic, and damage in some of them."""
+    """A tier with some ranges of a topic, some of them damaged."""
 
     def __init__(self, *ranges: tuple[int, int], damaged: tuple[int, int] | None = None) -> None:
         self.ranges = ranges
@@ -308,7 +308,7 @@ class Objects:
 
 
 def test_objects_then_files_then_memory():
-    """One sequence, and the next offset is above what the objects have."""
+    """One sequence; the next offset is after those of the objects."""
     with open_topics(CrashFileSystem(), cold=Objects((0, 10)), cache_capacity=2) as store:
         log = store.topic(TOPIC)
         assert log.append_batch([b"hot"] * 8) == range(10, 18)
@@ -318,8 +318,8 @@ def test_objects_then_files_then_memory():
         assert log.reader(datetime.fromtimestamp(0.004, tz=UTC)).offset == 4
 
 
-def test_unloading_is_tried_again_when_the_tier_could_not_finish():
-    """Nothing is taken meanwhile, what is there is read, and the second try ends it."""
+def test_unloading_is_retried_when_the_tier_could_not_finish():
+    """The topic accepts nothing meanwhile, existing messages are read, and the second attempt finishes."""
     objects = Objects()
     with open_topics(CrashFileSystem(), cold=objects) as store:
         log = store.topic(TOPIC)
@@ -336,7 +336,7 @@ def test_unloading_is_tried_again_when_the_tier_could_not_finish():
 
 
 def test_a_hole_between_objects_is_a_lost_range():
-    """Named, and the rest is read."""
+    """It is reported, and the rest is read."""
     with open_topics(CrashFileSystem(), cold=Objects((0, 4), (6, 10), damaged=(7, 9))) as store:
         log = store.topic(TOPIC)
         log.append(b"hot")
@@ -349,8 +349,8 @@ def test_a_hole_between_objects_is_a_lost_range():
         assert found == [0, 1, 2, 3, 6, 9, 10]
 
 
-def test_an_object_helps_out_where_a_file_is_damaged():
-    """The file was uploaded before it was damaged; nothing is lost."""
+def test_an_object_replaces_a_damaged_part_of_a_file():
+    """The file was uploaded before it was damaged; no message is lost."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 9)
@@ -364,8 +364,8 @@ def test_an_object_helps_out_where_a_file_is_damaged():
         assert payloads(log)[0] == b"x"
 
 
-def test_marks_are_found_whoever_added_them_and_when():
-    """The last one at or before an offset, in any order of adding; the file's beginning without one."""
+def test_marks_are_found_in_any_order_of_adding():
+    """The last one at or before an offset; the file's beginning without one."""
     marks = FileMarks()
     for offset, byte in ((5200, 500), (2100, 200), (2200, 210), (9999, 900)):
         marks.add(offset, byte)

@@ -1,4 +1,4 @@
-"""A consumer that is stopped for minutes: its deliveries time out, its late answers count, and nothing is lost."""
+"""A consumer that is stopped for minutes: its deliveries time out, its late answers count, and no message is lost."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def take_all():
 
 def test_late_answers(tmp_path: Path) -> None:
     """
-    An acknowledgement counts however late it is; a refusal of a delivery that has timed out does not, since another
-    consumer may be at work on the message.
+    An acknowledgement counts however late it is. A refusal of a delivery that has timed out does not, since another
+    consumer may be processing the message.
     """
     path = tmp_path / "topics"
     with StoppedProcess(tmp_path, PROGRAM, path) as process:

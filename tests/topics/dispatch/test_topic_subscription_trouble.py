@@ -1,4 +1,4 @@
-"""Subscriptions while something beside them is slow, full, away or wrong."""
+"""Subscriptions while something they depend on is slow, full, unavailable or wrong."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def open_store(fs: Any = None, clock: Any = None, observer: Any = None, **subscr
     )  # fmt: skip
 
 
-# ── where it stands ──────────────────────────────────────────────────────────────────────────────────────
+# ── positions ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("start", [6, 5000, 1 << 64])
-def test_a_subscription_cannot_be_kept_ahead_of_the_topic(start):
-    """What is kept counts as given out: the topic would go on there, and readers would miss all before it."""
+def test_a_subscription_cannot_be_saved_beyond_the_end_of_the_topic(start):
+    """Saved offsets count as given out: the topic would continue there, and readers would miss everything before."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
@@ -51,7 +51,7 @@ def test_a_subscription_cannot_be_kept_ahead_of_the_topic(start):
 
 
 class Counting(ManualClock):
-    """Counts how often somebody waits."""
+    """Counts waits."""
 
     waits = 0
 
@@ -61,8 +61,8 @@ class Counting(ManualClock):
 
 
 @pytest.mark.parametrize("kind", ["shared", "failover", "key_shared"])
-def test_who_gets_nothing_now_waits_and_does_not_spin(kind):
-    """The log has more than was read ahead, and none of it may be had: only an answer can change that."""
+def test_a_consumer_without_deliverable_messages_waits_and_does_not_spin(kind):
+    """The log has more messages than were read ahead, but none may be delivered: only an answer can change that."""
     clock = Counting()
     with open_store(clock=clock, max_unacked_messages=3, ack_timeout_seconds=None) as store:
         log = store.topic(TOPIC)
@@ -98,8 +98,8 @@ def test_a_consumer_of_a_sealed_topic_waits_for_the_answers_of_others():
         assert second.receive(0).offset == 0
 
 
-def test_a_consumer_that_waits_hears_of_room_that_another_made():
-    """What was read ahead is all of one key; once its consumer takes some, the other's come into sight."""
+def test_a_waiting_consumer_is_woken_when_another_frees_space():
+    """All prefetched messages have one key; once its consumer takes some, messages of the other key are read."""
     with TopicStore.open(ROOT, fs=CrashFileSystem(), background=False) as store:
         log = store.topic(TOPIC)
         settings = SubscriptionSettings(max_unacked_messages=4, ack_timeout_seconds=None)
@@ -128,11 +128,11 @@ def _is_of(subscription: Any, consumer: Any, key: str) -> bool:
     return bool(subscription._may_have(consumer, message))
 
 
-# ── what is slow ─────────────────────────────────────────────────────────────────────────────────────────
+# ── slow readers ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_subscription_that_reads_for_minutes_keeps_no_topic_from_its_sync():
-    """The thread that syncs all topics looks after subscriptions too, and never waits for one."""
+def test_a_subscription_that_reads_for_minutes_does_not_delay_syncs():
+    """The thread that syncs all topics also maintains subscriptions, and never waits for one."""
     clock = ManualClock()
     with open_store(clock=clock) as store:
         log = store.topic(TOPIC)
@@ -159,8 +159,8 @@ def test_a_subscription_that_reads_for_minutes_keeps_no_topic_from_its_sync():
             thread.join()
 
 
-def test_a_subscription_that_is_being_made_for_minutes_keeps_no_topic_from_its_sync():
-    """Finding where it starts may take reading many objects."""
+def test_creating_a_subscription_for_minutes_does_not_delay_syncs():
+    """Finding its start may take reading many objects."""
     clock = ManualClock()
     with open_store(clock=clock) as store:
         log = store.topic(TOPIC)
@@ -186,7 +186,7 @@ def test_a_subscription_that_is_being_made_for_minutes_keeps_no_topic_from_its_s
             thread.join()
 
 
-def test_progress_is_kept_in_time_even_where_upkeep_never_gets_in():
+def test_progress_is_saved_in_time_even_if_maintenance_never_gets_the_lock():
     clock = ManualClock()
     fs = CrashFileSystem()
     with open_store(fs, clock) as store:
@@ -201,11 +201,11 @@ def test_progress_is_kept_in_time_even_where_upkeep_never_gets_in():
         assert consumer.receive(0).offset == 2
 
 
-# ── dead letters that cannot be kept ─────────────────────────────────────────────────────────────────────
+# ── dead letters that cannot be stored ───────────────────────────────────────────────────────────────────
 
 
-def test_a_dead_letter_that_cannot_be_kept_stops_nobody():
-    """It is delivered again, and kept as soon as that is possible; all others go on meanwhile."""
+def test_a_dead_letter_that_cannot_be_stored_does_not_stop_other_messages():
+    """Its message is redelivered, and stored as soon as that is possible; the others are delivered meanwhile."""
     observer = InMemoryObserver()
     with open_store(observer=observer, max_redelivery_count=0, redelivery_delay_seconds=0) as store:
         store.topic(TOPIC).append_batch([b"bad", b"good"])
@@ -228,8 +228,8 @@ def _refuse(*_: object, **__: object) -> None:
     raise StoreFailedError("the disk of dead letters is gone")
 
 
-def test_an_acknowledgement_makes_room_even_when_progress_cannot_be_saved():
-    """The one who acknowledges hears of the disk; the others get the next message at once."""
+def test_an_acknowledgement_frees_space_even_when_progress_cannot_be_saved():
+    """The acknowledging consumer gets the error; the others get the next message immediately."""
     fs = FaultFileSystem(CrashFileSystem())
     with open_store(fs, progress_min_offset_delta=1, max_unacked_messages=1) as store:
         store.topic(TOPIC).append_batch([b"0", b"1"], durable=True)
@@ -245,11 +245,11 @@ def test_an_acknowledgement_makes_room_even_when_progress_cannot_be_saved():
         assert subscription.next_offset == 1
 
 
-# ── files that were moved about ──────────────────────────────────────────────────────────────────────────
+# ── copied files ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_copied_subscription_is_another_one():
-    """It goes on where the first one stood, and never writes to the first one's file."""
+def test_a_copied_subscription_is_a_separate_one():
+    """It continues at the position of the first one, and never writes to its file."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
@@ -269,6 +269,6 @@ def test_a_copied_subscription_is_another_one():
         assert store.subscribe(TOPIC, "second").next_offset == 5
 
 
-def test_what_ack_checkpoint_keeps_is_no_subscription():
+def test_the_offset_of_ack_checkpoint_is_not_a_subscription():
     with open_topics(CrashFileSystem()) as store, pytest.raises(UsageError, match="ack_checkpoint"):
         store.subscribe(TOPIC, "_checkpoint")

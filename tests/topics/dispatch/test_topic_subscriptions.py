@@ -1,4 +1,4 @@
-"""Subscriptions: who gets which message, until it is acknowledged, whatever stops in between."""
+"""Subscriptions: which consumer gets which message, until it is acknowledged, despite crashes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Rig:
-    """A store on a disk in memory, and a clock to turn by hand."""
+    """A store on a disk in memory, with a manual clock."""
 
     def __init__(self, fs: CrashFileSystem | None = None, **settings: Any) -> None:
         self.fs = fs or CrashFileSystem()
@@ -70,7 +70,7 @@ def drain(consumer: Any, *, ack: bool = True) -> list[int]:
 
 
 def test_exclusive_has_one_consumer(rig):
-    """Another one is refused while somebody is there, and welcome when nobody is."""
+    """A second one is refused until the first one has left."""
     rig.fill(3)
     subscription = rig.subscribe("exclusive")
     with subscription.consumer("a") as consumer:
@@ -82,7 +82,7 @@ def test_exclusive_has_one_consumer(rig):
 
 
 def test_shared_gives_each_message_to_one(rig):
-    """Whoever asks; all under way at once."""
+    """To the next consumer that asks; all are unacknowledged at the same time."""
     rig.fill(6)
     subscription = rig.subscribe()
     with subscription.consumer("a") as a, subscription.consumer("b") as b:
@@ -94,7 +94,7 @@ def test_shared_gives_each_message_to_one(rig):
 
 
 def test_failover_promotes_the_next(rig):
-    """Standbys get nothing until those before them leave; what was not answered comes to them, in order."""
+    """Standbys get no messages until the consumers before them leave; then they get the unacknowledged ones."""
     rig.fill(4)
     subscription = rig.subscribe("failover")
     first, second, third = (subscription.consumer(name) for name in "abc")
@@ -111,7 +111,7 @@ def test_failover_promotes_the_next(rig):
 
 
 def test_key_shared_keeps_a_key_with_one_consumer_and_in_order(rig):
-    """Also when consumers come, and what a consumer left goes to another before what follows of that key."""
+    """Even when consumers join or leave: unacknowledged messages are redelivered before later ones of their key."""
     rig.fill(40, keys=8)
     subscription = rig.subscribe("key_shared")
     a, b = subscription.consumer("a"), subscription.consumer("b")
@@ -133,8 +133,8 @@ def test_key_shared_keeps_a_key_with_one_consumer_and_in_order(rig):
     assert set(left) <= set(rest[0] + rest[1])
 
 
-def test_a_refused_message_of_a_key_holds_back_those_behind_it(rig):
-    """Order within a key is kept while the first of them waits."""
+def test_a_refused_message_holds_back_later_messages_of_its_key(rig):
+    """Order within a key is kept while the first of them waits for redelivery."""
     rig.fill(4, keys=2)
     with rig.subscribe("key_shared").consumer("a") as consumer:
         consumer.receive(0).nack(5)
@@ -146,8 +146,8 @@ def test_a_refused_message_of_a_key_holds_back_those_behind_it(rig):
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_refused_message_comes_again_after_its_delay(rig):
-    """The one given, or the setting's; the attempts are counted."""
+def test_a_refused_message_is_redelivered_after_its_delay(rig):
+    """The given delay, or that of the settings; the attempts are counted."""
     rig.fill(1)
     with rig.subscribe().consumer("a") as consumer:
         first = consumer.receive(0)
@@ -163,16 +163,16 @@ def test_a_refused_message_comes_again_after_its_delay(rig):
         assert consumer.receive(0).attempt == 3
 
 
-def test_waiting_ends_when_a_message_is_due_again(rig):
-    """A consumer that waits gets it without a further message arriving."""
+def test_waiting_ends_when_a_message_is_due_for_redelivery(rig):
+    """A waiting consumer gets it without another message being appended."""
     rig.fill(1)
     with rig.subscribe().consumer("a") as consumer:
         consumer.receive(0).nack(3)
         assert consumer.receive(60).offset == 0
 
 
-def test_what_is_not_answered_in_time_comes_again(rig):
-    """After `ack_timeout_seconds`; a late answer still counts."""
+def test_a_delivery_without_an_answer_is_repeated(rig):
+    """After `ack_timeout_seconds`; a late acknowledgement still counts."""
     rig.fill(2)
     subscription = rig.subscribe()
     with subscription.consumer("a") as a, subscription.consumer("b") as b:
@@ -187,8 +187,8 @@ def test_what_is_not_answered_in_time_comes_again(rig):
         assert subscription.next_offset == 2
 
 
-def test_the_window_bounds_what_is_under_way():
-    """`max_unacked_messages`; what is refused counts until it is answered."""
+def test_the_number_of_unacknowledged_messages_is_limited():
+    """By `max_unacked_messages`; refused messages count until they are acknowledged."""
     rig = Rig(max_unacked_messages=3)
     rig.fill(10)
     subscription = rig.subscribe()
@@ -203,8 +203,8 @@ def test_the_window_bounds_what_is_under_way():
     rig.store.close()
 
 
-def test_one_stuck_message_does_not_fill_memory():
-    """Reading ahead of it ends somewhere, and goes on when it is answered."""
+def test_one_unacknowledged_message_does_not_fill_memory():
+    """Reading ahead of it is limited, and continues when it is acknowledged."""
     rig = Rig(max_unacked_messages=2, ack_timeout_seconds=None)
     rig.fill(3000)
     subscription = rig.subscribe()
@@ -222,7 +222,7 @@ def test_one_stuck_message_does_not_fill_memory():
 
 
 def test_dead_letters():
-    """After so many refusals a message goes to the topic's own dead letters, durably, with where it came from."""
+    """A message refused too often is stored in the topic's dead letters, durably, with its origin."""
     rig = Rig(max_redelivery_count=2, redelivery_delay_seconds=0)
     rig.fill(3)
     subscription = rig.subscribe()
@@ -246,8 +246,8 @@ def test_dead_letters():
 # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_where_a_subscription_starts_is_durable_from_its_creation():
-    """A crash before the first acknowledgement does not move it to what is latest by then."""
+def test_the_start_of_a_subscription_is_durable_from_its_creation():
+    """A crash before the first acknowledgement does not move it to the then latest offset."""
     rig = Rig()
     rig.fill(3)
     rig.subscribe(start="latest")
@@ -259,8 +259,8 @@ def test_where_a_subscription_starts_is_durable_from_its_creation():
     rig.store.close()
 
 
-def test_holes_are_kept_across_restarts(rig):
-    """What was acknowledged out of order does not come again, what was not does, with its attempts."""
+def test_out_of_order_acknowledgements_survive_restarts(rig):
+    """They are not redelivered; unacknowledged messages are, with their attempts."""
     rig.fill(8)
     with rig.subscribe().consumer("a") as consumer:
         held = [consumer.receive(0) for _ in range(8)]
@@ -277,7 +277,7 @@ def test_holes_are_kept_across_restarts(rig):
 
 @pytest.mark.parametrize("kill", [True, False])
 def test_at_least_once_across_crashes(kill):
-    """At any step of saving, after a kill and after a power loss: what was not acknowledged comes, in order."""
+    """At any step of saving, after a kill and after a power loss: unacknowledged messages are redelivered in order."""
     rig = Rig(progress_flush_interval_seconds=0, progress_min_offset_delta=2)
     rig.fill(9)
     rig.store.topic(TOPIC).flush()
@@ -308,7 +308,7 @@ def test_at_least_once_across_crashes(kill):
 
 
 def test_progress_flush_interval():
-    """`progress_flush_interval_seconds`: also the last acknowledgement is saved in time, though no other follows."""
+    """`progress_flush_interval_seconds`: the last acknowledgement is saved in time, even if no other follows."""
     rig = Rig(progress_flush_interval_seconds=5)
     rig.fill(3)
     with rig.subscribe().consumer("a") as consumer:
@@ -323,7 +323,7 @@ def test_progress_flush_interval():
 
 
 def test_progress_min_offset_delta():
-    """`progress_min_offset_delta`: so many acknowledgements are never lost at once."""
+    """`progress_min_offset_delta`: a crash never loses that many acknowledgements."""
     rig = Rig(progress_min_offset_delta=4)
     rig.fill(10)
     with rig.subscribe().consumer("a") as consumer:
@@ -335,8 +335,8 @@ def test_progress_min_offset_delta():
     rig.store.close()
 
 
-def test_progress_is_never_ahead_of_what_is_synced():
-    """A message that a power loss takes back was acknowledged before; the one that gets its offset is delivered."""
+def test_progress_is_never_ahead_of_synced_messages():
+    """A power loss undoes an acknowledged message; the message that gets its offset is delivered."""
     rig = Rig(progress_flush_interval_seconds=0)
     rig.fill(2)
     subscription = rig.subscribe()
@@ -351,7 +351,7 @@ def test_progress_is_never_ahead_of_what_is_synced():
 
 
 def test_seek(rig):
-    """Back and forward, durably; answers to what was delivered before no longer count."""
+    """Back and forward, durably; answers to earlier deliveries are ignored."""
     rig.fill(6)
     subscription = rig.subscribe()
     with subscription.consumer("a") as consumer:
@@ -371,8 +371,8 @@ def test_seek(rig):
         assert consumer.receive(0) is None
 
 
-def test_the_store_moves_a_subscription_that_nobody_has_open(rig):
-    """By its name, durably, without a consumer; one that is open moves, too."""
+def test_the_store_moves_a_subscription_that_is_not_open(rig):
+    """By its name, durably, without a consumer; an open one can be moved, too."""
     rig.fill(6)
     with pytest.raises(UsageError, match="default/orders has no subscription billing; it has none"):
         rig.store.seek(TOPIC, "billing", 0)
@@ -389,7 +389,7 @@ def test_the_store_moves_a_subscription_that_nobody_has_open(rig):
 
 
 def test_two_subscriptions_are_independent(rig):
-    """Each has its own place; a third forgets its own."""
+    """Each has its own position; removing a third one removes only its position."""
     rig.fill(3)
     first = rig.store.subscribe(TOPIC, "first", start="earliest")
     second = rig.store.subscribe(TOPIC, "second", start=1)
@@ -406,7 +406,7 @@ def test_two_subscriptions_are_independent(rig):
 
 
 def test_a_damaged_subscription_is_an_error_and_not_the_latest(rig):
-    """Nobody guesses where it stood."""
+    """Its position is never guessed."""
     rig.fill(3)
     rig.subscribe()
     rig.store.close()
@@ -418,7 +418,7 @@ def test_a_damaged_subscription_is_an_error_and_not_the_latest(rig):
 
 
 def test_lost_messages_do_not_stop_a_subscription(rig):
-    """They are counted and passed over; what is behind them comes."""
+    """They are counted and skipped; later messages are delivered."""
     rig.fill(6)
     rig.subscribe()
     rig.store.close()
@@ -431,7 +431,7 @@ def test_lost_messages_do_not_stop_a_subscription(rig):
 
 
 def test_ack_checkpoint(rig):
-    """Says durably what was handled, for those who delete; it never moves back, and never beyond the tip."""
+    """It records durably what was processed, for retention; it never moves back, and never beyond the end."""
     rig.fill(5)
     assert rig.store.confirmed_offset(TOPIC) is None
     rig.store.ack_checkpoint(TOPIC, 2)
@@ -445,7 +445,7 @@ def test_ack_checkpoint(rig):
     assert rig.store.confirmed_offset(TOPIC) == 1
 
 
-def test_kinds_do_not_mix(rig):
+def test_kinds_cannot_be_mixed(rig):
     """Neither of an open subscription nor of a topic."""
     rig.fill(1)
     rig.subscribe("shared")
@@ -456,7 +456,7 @@ def test_kinds_do_not_mix(rig):
 
 
 def test_topics_that_are_not_reliable(rig):
-    """No files; who listens gets each message once, who does not misses it."""
+    """No files; current listeners get each message once, others miss it."""
     steps = rig.fs.steps
     log = rig.store.topic("default/news", reliable=False)
     subscription = rig.store.subscribe("default/news", "ticker")
@@ -474,7 +474,7 @@ def test_topics_that_are_not_reliable(rig):
 
 
 def test_threads_receive_while_others_append(tmp_path):
-    """Three consumers wait; each message is handled by one of them, and nothing is left."""
+    """Three consumers wait; each message is processed by one of them, and none is left."""
     with TopicStore.open(tmp_path / "topics") as store:
         log = store.topic(TOPIC)
         subscription = store.subscribe(TOPIC, "billing")
@@ -499,12 +499,12 @@ def test_threads_receive_while_others_append(tmp_path):
         assert subscription.next_offset == 303
 
 
-# ── what is confirmed ────────────────────────────────────────────────────────────────────────────────────
+# ── confirmed offsets ────────────────────────────────────────────────────────────────────────────────────
 
 
 @given(st.lists(st.one_of(st.integers(0, 30), st.tuples(st.integers(0, 30), st.integers(0, 10))), max_size=30))
 def test_confirmed_against_a_set(steps):
-    """In any order, one by one and in ranges."""
+    """In any order, singly and in ranges."""
     confirmed, model = Confirmed(0), set()
     for step in steps:
         if isinstance(step, int):
@@ -524,14 +524,14 @@ def test_confirmed_against_a_set(steps):
 
 
 def test_payloads_of_the_rig(rig):
-    """What the tests above rely on."""
+    """The tests above rely on this."""
     rig.fill(3)
     assert payloads(rig.store.topic(TOPIC)) == [b"0", b"1", b"2"]
     with open_topics(CrashFileSystem()) as store:
         assert payloads(store.topic(TOPIC)) == []
 
 
-# ── former names ─────────────────────────────────────────────────────────────────────────────────────────
+# ── deprecated names ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_former_argument_names_still_work_and_warn(rig):
