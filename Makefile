@@ -19,7 +19,7 @@ DELIVERY_SECONDS ?= 300
 STRACE_STRIDE ?= 1
 FUZZ_INPUTS ?= 1000000
 
-.PHONY: help setup demo test test-slow test-kill test-crash-states test-strace test-soak test-cluster test-etcd test-versity lint format bench rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel lock clean
+.PHONY: help setup demo test test-fast test-slow test-kill test-crash-states test-strace test-soak test-cluster test-etcd test-versity lint format bench rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -43,6 +43,9 @@ demo: $(READY) ## OTLP in, two kills of the ingest, one of Spark, Parquet out, n
 
 test: $(READY) ## the default suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+
+test-fast: $(READY) ## what takes less than two minutes and needs no Java, for every change
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --fast --ignore=tests/spark
 
 test-slow: $(READY) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -42,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--delivery-seconds", type=float, default=300.0, help="how long the soak of deliveries runs")
     group.addoption("--fuzz-inputs", type=int, default=100_000, help="broken inputs for each decoder of OTLP and OTAP")
     group.addoption("--strace-stride", type=int, default=1, help="fail every n-th system call only")
+    group.addoption("--fast", action="store_true", help="leave out tests that need Java, and tests/long_modules.txt")
     group.addoption("--workers", type=int, default=2, help="processes that share the crash states")
 
 
@@ -71,13 +73,25 @@ def quiet() -> Iterator[None]:
 _SHARED = ("s3_server", "versity_server", "etcd_server")
 
 
+_LONG_MODULES = frozenset((Path(__file__).parent / "long_modules.txt").read_text(encoding="utf-8").split())
+
+
+def _is_fast(item: pytest.Item) -> bool:
+    needs_java = item.get_closest_marker("spark") is not None or "spark" in getattr(item, "fixturenames", ())
+    return not needs_java and item.nodeid.partition("::")[0] not in _LONG_MODULES
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     Tests that share something stay together, in one process: the Spark session, a server, or else their file.
 
     A group for each test would keep pytest-xdist itself busy: it goes through all of them whenever a test ends.
     """
+    if config.getoption("--fast"):
+        slow = [item for item in items if not _is_fast(item)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if _is_fast(item)]
     for item in items:
         used = set(getattr(item, "fixturenames", ()))
         groups = [server for server in _SHARED if server in used]

@@ -107,3 +107,11 @@ def test_functions_of_the_architecture_exist():
     for name, function in pairs:
         (path,) = (ROOT / "src").rglob(f"quiver/{name}")
         assert f"def {function}(" in path.read_text(), f"{name}: {function}"
+
+
+def test_long_modules_exist():
+    """A module that was renamed would run in `make test-fast` again."""
+    named = (ROOT / "tests" / "long_modules.txt").read_text(encoding="utf-8").split()
+
+    assert named == sorted(set(named))
+    assert [name for name in named if not (ROOT / name).is_file()] == []
