@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from quiver.errors import SettingsError
 
-__all__ = ["Address", "parse_addresses", "parse_bool", "parse_conf", "parse_millis", "parse_size", "parse_whole"]
+__all__ = ["Address", "parse_addresses", "parse_bool", "parse_conf", "parse_integer", "parse_millis", "parse_size"]
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _SIZE = re.compile(r"(\d{1,18})([kKmMgGtT]?)[bB]?")
@@ -119,7 +119,7 @@ def parse_size(key: str, value: str) -> int:
     return int(match[1]) << _POWERS[match[2].lower()]
 
 
-def parse_whole(key: str, value: str, *, least: int = 0) -> int:
+def parse_integer(key: str, value: str, *, least: int = 0) -> int:
     """
     Return an integer of at least *least*.
 
@@ -138,7 +138,7 @@ def parse_millis(key: str, value: str) -> float:
     Raises:
         SettingsError: the value is not an integer.
     """
-    return parse_whole(key, value, least=-(10**12)) / 1000
+    return parse_integer(key, value, least=-(10**12)) / 1000
 
 
 def parse_bool(key: str, value: str) -> bool:

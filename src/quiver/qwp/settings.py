@@ -14,9 +14,9 @@ from quiver.qwp.conf import (
     parse_addresses,
     parse_bool,
     parse_conf,
+    parse_integer,
     parse_millis,
     parse_size,
-    parse_whole,
 )
 from quiver.qwp.connection.session import Category, Policy
 from quiver.qwp.format.names import check_sender_id
@@ -270,7 +270,7 @@ _POLICIES = {
 
 
 def _count(least: int) -> Callable[[str, str], int]:
-    return lambda key, value: parse_whole(key, value, least=least)
+    return lambda key, value: parse_integer(key, value, least=least)
 
 
 def _or_off(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
@@ -337,7 +337,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "auto_flush": ("auto_flush", parse_bool),
     "auto_flush_rows": ("auto_flush_rows", _or_off(_count(1))),
     "auto_flush_bytes": ("auto_flush_bytes", _or_off(parse_size)),
-    "auto_flush_interval": ("auto_flush_s", _or_off(lambda key, value: parse_whole(key, value, least=1) / 1000)),
+    "auto_flush_interval": ("auto_flush_s", _or_off(lambda key, value: parse_integer(key, value, least=1) / 1000)),
     "init_buf_size": ("buffer_bytes", parse_size),
     "max_buf_size": ("message_bytes_max", parse_size),
     "max_name_len": ("name_bytes_max", _count(1)),

@@ -180,9 +180,9 @@ def _digests_of_tables(payloads: Mapping[int, pa.Table | None]) -> list[bytes | 
             continue  # the slot of a root, used for something else
         batches: dict[int, pa.RecordBatch] = {}
         for payload, table in read.items():
-            whole = table.combine_chunks().to_batches() if table is not None else []
-            if whole:
-                batches[payload] = whole[0]
+            combined = table.combine_chunks().to_batches() if table is not None else []
+            if combined:
+                batches[payload] = combined[0]
         digest = digest_of_tables(batches) if len(batches) == len(read) else None
         found.append(digest if isinstance(digest, bytes) else None)
     return found

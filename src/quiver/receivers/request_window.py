@@ -455,8 +455,8 @@ class RequestWindow:
         """
         left = self._ask(_LEFT, core)
         # Searched after the claims were read: a window that opens now makes other claims.
-        gone = {run for run in {run for _, _, run in left} if not self._is_alive(core, run)}
-        left = [row for row in left if row[2] in gone]
+        dead = {run for run in {run for _, _, run in left} if not self._is_alive(core, run)}
+        left = [row for row in left if row[2] in dead]
         if not left and newest_ns is None:
             return
         now_ns, step_ns = self._now_ns(), self._time.step_ns()

@@ -95,7 +95,7 @@ def _list(root: Path, known: dict[str, Any], *, as_json: bool, in_a_line: bool) 
                 "held": one.is_held,
                 "dead_letters": one.dead_letters,
                 "failed": one.failed,
-                "sound": one.problem is None,
+                "intact": one.problem is None,
             }
             for one in found
         ]

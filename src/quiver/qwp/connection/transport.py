@@ -350,9 +350,9 @@ class Connection:
         self._parts.append(bytes(event.data))
         if not event.fin:
             return None
-        whole = b"".join(self._parts)
+        message = b"".join(self._parts)
         self._parts.clear()
-        return whole
+        return message
 
     def _raise_close(self, reason: str) -> None:
         close = self._protocol.close_rcvd

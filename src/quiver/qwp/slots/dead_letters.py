@@ -368,18 +368,18 @@ def remove_dead_letters(
             path = f"{directory}/{dead_letters_name(number)}"
             data = _read(fs, path)
             found = [one for one in _records(data, path) if not isinstance(one, LettersDamage)]
-            gone = [one for one in found if ids is None or _id_of(data, one[0], one[2]) in ids]
-            removed += len(gone)
-            if ids is None or (gone and sum(end - start for start, end, _ in gone) == len(data) - _HEADER_BYTES):
+            chosen = [one for one in found if ids is None or _id_of(data, one[0], one[2]) in ids]
+            removed += len(chosen)
+            if ids is None or (chosen and sum(end - start for start, end, _ in chosen) == len(data) - _HEADER_BYTES):
                 remove_durably(fs, [path])
-            elif gone:
-                replace_file(fs, path, _without(data, gone), mode=0o600)
+            elif chosen:
+                replace_file(fs, path, _without(data, chosen), mode=0o600)
     return removed
 
 
-def _without(data: memoryview, gone: list[tuple[int, int, DeadLetter]]) -> bytes:
+def _without(data: memoryview, chosen: list[tuple[int, int, DeadLetter]]) -> bytes:
     parts, at = [], 0
-    for start, end, _ in gone:
+    for start, end, _ in chosen:
         parts.append(data[at:start])
         at = end
     return b"".join([*parts, data[at:]])

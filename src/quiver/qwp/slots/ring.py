@@ -405,31 +405,31 @@ class Ring:
             # A producer that waits for space is not writing to the newest segment, so that may be removed, too.
             # Otherwise a segment larger than the limit (settings were reduced) would never free space.
             full = self._segments if self._waiting else self._segments[:-1]
-            gone = [one for one in full if one.next_fsn - 1 <= self._acked] if due else []
-        if gone:
-            self._trim(gone)
+            trimmed = [one for one in full if one.next_fsn - 1 <= self._acked] if due else []
+        if trimmed:
+            self._trim(trimmed)
             self._trimmed_at = now
         if due:
             self._shorten(now, at_once=force)
         if provision:
             self._provision()
 
-    def _trim(self, gone: list[Segment]) -> None:
+    def _trim(self, trimmed: list[Segment]) -> None:
         try:
             if self._watermark is not None:
                 # The watermark first. A power loss may restore one file but not the next: recovery then knows that
                 # the restored one is confirmed, and does not report a gap.
                 self._watermark.sync_data()
             with self._changed:
-                del self._segments[: len(gone)]
-            self._storage.remove(gone)
+                del self._segments[: len(trimmed)]
+            self._storage.remove(trimmed)
         except OSError as error:
             # The names are removed, and only the directory is not synced: a power loss may restore the files.
             if not is_out_of_descriptors(error):
                 raise self._fail(f"cannot remove segments: {error}") from error
         with self._changed:
             self._changed.notify_all()
-        self._observer.count("quiver.qwp.segments_trimmed_total", len(gone))
+        self._observer.count("quiver.qwp.segments_trimmed_total", len(trimmed))
 
     def _shorten(self, now: float, *, at_once: bool) -> None:
         with self._changed:

@@ -344,10 +344,10 @@ class ReplayIndex:
         known = bisect.bisect_right(marks, (life.known, life.nbytes))
         known_bytes = marks[known - 1][1] if known else 0
         first = max(life.nbytes - self._bytes_max, known_bytes - _KNOWN_BYTES)
-        gone = bisect.bisect_right(marks, first, key=lambda mark: mark[1])
-        if gone:
-            self._ledger.forget(life.number, marks[gone - 1][0])
-            del marks[:gone]
+        cut = bisect.bisect_right(marks, first, key=lambda mark: mark[1])
+        if cut:
+            self._ledger.forget(life.number, marks[cut - 1][0])
+            del marks[:cut]
 
 
 def _may_be_former(one: Life, life: Life, *, even_over: bool = False) -> bool:
