@@ -96,7 +96,7 @@ class MaintenancePass:
             cleanup.reserve.keep()
             cleanup.side.measure()
             self._admission.serve_sinks()
-        self._cold_tier.tend()
+        self._cold_tier.run_pending()
         return MaintenanceReport(sealed, progress_written, deleted, wal_files_deleted)
 
     def _is_open_segment_due(self) -> bool:

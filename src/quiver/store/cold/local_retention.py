@@ -1,8 +1,8 @@
 """
 Removes local files of segments that the object tier has: those outside the local window, over age, or to free space.
 
-No data is lost, and subscribers notice only slower reads. A file is removed only when the list on disk says that its
-object was verified, and when the log would not restore its bundles after a crash.
+No data is lost, and subscribers notice only slower reads. A file is removed only when its object is verified in
+the list on disk, and when the log would not restore its bundles after a crash.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from quiver.store.context import Parts
 from quiver.store.removal.retention import Retention
 from quiver.store.segment.info import SegmentInfo
 
-__all__ = ["ColdWindow"]
+__all__ = ["LocalRetention"]
 
 
-class ColdWindow:
+class LocalRetention:
     """
     Removes local files of segments in the tier. Called under the maintenance lock.
 

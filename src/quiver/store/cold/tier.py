@@ -243,11 +243,11 @@ class ColdTier:
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Run passes in a separate thread from now on, requested by `tend`. Does nothing without a tier."""
+        """Run passes in a separate thread from now on, requested by `run_pending`. Does nothing without a tier."""
         if self.is_used:
             self._worker.start()
 
-    def tend(self) -> None:
+    def run_pending(self) -> None:
         """Run a pass if there is work: in this thread, or in the separate one if it was started."""
         if not self._worker.is_started:
             self.run()

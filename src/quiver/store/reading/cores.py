@@ -59,8 +59,7 @@ class CoresSubscription:
 
     def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
         """
-        Acknowledge everything before *start* and return the end of the next batch; *start* itself when there is no new
-        data.
+        Acknowledge everything before *start* and return the end of the next batch, or *start* without new data.
 
         The limits are divided evenly between the cores that have new bundles.
 

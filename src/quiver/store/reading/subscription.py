@@ -138,8 +138,7 @@ class Subscription:
 
     def latest(self, start: Mapping[str, Any], *, unlimited: bool, share: int = 1) -> dict[str, Any]:
         """
-        Acknowledge everything before *start* and return the end of the next batch; *start* itself when there is no new
-        data.
+        Acknowledge everything before *start* and return the end of the next batch, or *start* without new data.
 
         With *share* only that part of the limits applies: other cores take the rest.
 

@@ -23,7 +23,7 @@ from quiver.errors import CorruptionError
 from quiver.invariant import invariant
 from quiver.primitives.disk.disk_full import is_full_disk
 from quiver.store import recovery
-from quiver.store.cold.local_retention import ColdWindow
+from quiver.store.cold.local_retention import LocalRetention
 from quiver.store.context import Parts
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.drop_ledger import DroppedSegment, DropReason
@@ -69,7 +69,7 @@ class Cleanup:
             headroom_bytes=settings.steady_state_headroom_bytes,
             age_s_max=settings.max_age_s,
         )
-        self.window = ColdWindow(parts, self.retention, self._out_of_log)
+        self.window = LocalRetention(parts, self.retention, self._out_of_log)
         self.side = SideFiles(parts.fs, parts.path, parts.clock)
         self.reserve = Reserve(
             parts.fs,
@@ -232,7 +232,7 @@ class Cleanup:
         parts = self._parts
         with parts.maintenance:
             now_s = parts.clock.monotonic()
-            # Segments that the tier has expire there; `ColdWindow.shrink` removes their local files.
+            # Segments that the tier has expire there; `LocalRetention.shrink` removes their local files.
             due = {seq for seq in self.retention.expired(now_s=now_s) if not parts.cold.is_verified(seq)}
             if parts.settings.cold_max_age_s is not None:
                 due.update(self.retention.older_than(parts.settings.cold_max_age_s, now_s=now_s))
