@@ -1,4 +1,4 @@
-"""What a log of this design has lost elsewhere, or promised without keeping it: each stays a test."""
+"""Losses and broken promises of other logs with this design: each is a regression test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAL = f"{DIRECTORY}/wal.log"
 
 
 def test_promised_durable_after_fsync():
-    """It only flushed to the kernel: a durable append really survives a power loss, and the interval's sync too."""
+    """It only flushed to the kernel: a durable append survives a power loss, and so does the interval's sync."""
     fs, clock = CrashFileSystem(), ManualClock()
     store = open_topics(fs, clock=clock)
     log = store.topic(TOPIC)
@@ -41,7 +41,7 @@ def test_promised_durable_after_fsync():
 
 
 def test_promised_state_restored_from_the_checkpoint():
-    """It began at offset 0, file 0 and an empty list of files: all three go on."""
+    """It started at offset 0, file 0 and an empty list of files: all three continue."""
     fs = CrashFileSystem()
     with open_topics(fs, rotate_max_bytes=250) as store:
         store.topic(TOPIC).append_batch([b"x"] * 2)
@@ -55,7 +55,7 @@ def test_promised_state_restored_from_the_checkpoint():
 
 
 def test_promised_self_healing_of_partial_writes():
-    """A torn frame hid everything that was appended behind it: it is cut off first."""
+    """A torn frame hid everything appended after it: it is truncated first."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"0", b"1"])
@@ -73,7 +73,7 @@ def test_promised_self_healing_of_partial_writes():
 
 
 def test_promised_start_offset_survives_the_next_flush():
-    """The writer's next checkpoint set it to 0 again, and readers skipped the deleted range in silence."""
+    """The writer's next checkpoint reset it to 0, and readers silently skipped the deleted range."""
     fs, clock = CrashFileSystem(), ManualClock()
     store = open_topics(fs, clock=clock, rotate_max_bytes=100, cache_capacity=1)
     log = store.topic(TOPIC)
@@ -91,7 +91,7 @@ def test_promised_start_offset_survives_the_next_flush():
 
 
 def test_promised_order_of_concurrent_appends():
-    """Offset, memory and disk were filled one after the other without a common lock: frames lay out of order."""
+    """Offset, memory and disk were updated in turn without a common lock: frames were out of order."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         log = store.topic(TOPIC)
@@ -112,7 +112,7 @@ def test_promised_order_of_concurrent_appends():
 
 
 def test_promised_backpressure():
-    """A full queue blocked and a broken disk went unnoticed: there is no queue, and a broken disk is an error."""
+    """A full queue blocked and a failed disk was not noticed: there is no queue, and a failed disk raises an error."""
     disk = CrashFileSystem()
     store = open_topics(FaultFileSystem(disk, {"create": 1}))
     with pytest.raises(OSError, match="Input/output"):
@@ -137,7 +137,7 @@ def test_lost_what_was_acknowledged_when_the_process_died():
 
 
 def test_lost_on_a_clean_stop():
-    """Nobody flushed on the way out."""
+    """Closing did not flush."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append(b"1")
@@ -146,7 +146,7 @@ def test_lost_on_a_clean_stop():
 
 
 def test_lost_after_a_restart_because_offsets_began_at_zero():
-    """A consumer's cursor was far above them: it goes on where it stood and gets what is new."""
+    """A consumer's cursor was far above them: it continues at its position and gets the new messages."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"old"] * 50)
@@ -169,7 +169,7 @@ def test_lost_when_evicted_before_it_was_flushed():
 
 
 def test_lost_by_a_consumer_that_was_away():
-    """A new subscription was a bare channel of 256 messages: what came while nobody listened is there."""
+    """A new subscription was a bare channel of 256 messages: messages without a listener are stored."""
     with open_topics(CrashFileSystem(), cache_capacity=10) as store:
         log = store.topic(TOPIC)
         subscription = store.subscribe(TOPIC, "s", start="latest")
@@ -183,7 +183,7 @@ def test_lost_by_a_consumer_that_was_away():
 
 
 def test_lost_by_a_limit():
-    """What had been pulled when the limit was met was thrown away: it waits until there is room, in its order."""
+    """Messages fetched beyond the limit were discarded: they wait until there is space, in order."""
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append_batch([b"x"] * 20)
         chosen = SubscriptionSettings(max_unacked_messages=2)
@@ -201,7 +201,7 @@ def test_lost_by_a_limit():
 
 
 def test_lost_because_a_failed_read_meant_latest():
-    """The place of a subscription could not be read: that is an error, and the next try finds it."""
+    """A subscription's file could not be read: that is an error, and the next attempt finds its position."""
     disk = CrashFileSystem()
     with open_topics(disk) as store:
         store.subscribe(TOPIC, "s", start="earliest")
@@ -216,7 +216,7 @@ def test_lost_because_a_failed_read_meant_latest():
 
 
 def test_lost_behind_a_corrupt_frame():
-    """The rest of the file was skipped, and then deleted: it is served, and so are all files behind it."""
+    """The rest of the file was skipped, and then deleted: it is read, and so are all later files."""
     fs = CrashFileSystem()
     with open_topics(fs, rotate_max_bytes=600) as store:
         for _ in range(30):
@@ -227,7 +227,7 @@ def test_lost_behind_a_corrupt_frame():
 
 
 def test_lost_by_sealing_what_was_not_flushed():
-    """A seal spoke of the tip while the tail was in a buffer: everything is synced, and nothing is taken after it."""
+    """A seal recorded the tip while the tail was in a buffer: everything is synced, and nothing is accepted later."""
     fs = CrashFileSystem()
     store = open_topics(fs)
     log = store.topic(TOPIC)
@@ -242,7 +242,7 @@ def test_lost_by_sealing_what_was_not_flushed():
 
 
 def test_lost_by_an_offset_beyond_the_tip():
-    """Messages were dropped until it was reached, without end after the offsets began anew: they cannot."""
+    """Messages were dropped until it was reached, forever after the offsets restarted: this cannot happen."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
@@ -256,7 +256,7 @@ def test_lost_by_an_offset_beyond_the_tip():
 
 
 def test_repeated_after_a_clean_stop():
-    """Up to ten seconds of acknowledgements were not saved on the way out."""
+    """Up to ten seconds of acknowledgements were not saved on closing."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 3)
@@ -267,7 +267,7 @@ def test_repeated_after_a_clean_stop():
 
 
 def test_moved_back_by_a_late_acknowledgement_or_forward_by_a_wrong_one():
-    """The cursor was simply set to what came: it only moves over what is confirmed without a gap."""
+    """The cursor was set to each acknowledged offset: it only moves over confirmed offsets without a gap."""
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
         subscription = store.subscribe(TOPIC, "s", start="earliest")
@@ -283,7 +283,7 @@ def test_moved_back_by_a_late_acknowledgement_or_forward_by_a_wrong_one():
 
 
 def test_stuck_after_a_reader_error():
-    """The dispatcher kept its broken stream: a reader that met damage goes on behind it, also after an error."""
+    """The dispatcher kept its failed stream: a reader continues after damage, also after an error."""
     disk = CrashFileSystem()
     with open_topics(disk) as store:
         store.topic(TOPIC).append_batch([b"x"] * 9)
@@ -297,7 +297,7 @@ def test_stuck_after_a_reader_error():
 
 
 def test_stuck_standby():
-    """A standby was never promoted, and a consumer of another name never took over."""
+    """A standby was never promoted, and a consumer with another name never took over."""
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append(b"x")
         subscription = store.subscribe(TOPIC, "s", kind="failover", start="earliest")
@@ -309,7 +309,7 @@ def test_stuck_standby():
 
 
 def test_left_behind_by_unsubscribing():
-    """The cursor stayed, and a new subscription of the name went on from it."""
+    """The cursor stayed, and a new subscription of the same name continued from it."""
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append_batch([b"x"] * 3)
         store.subscribe(TOPIC, "s", start=2)
@@ -318,7 +318,7 @@ def test_left_behind_by_unsubscribing():
 
 
 def test_leaked_in_memory_mode():
-    """Every frame stayed in a buffer that nobody wrote anywhere."""
+    """Every frame stayed in a buffer that was never written."""
     with TopicStore.open(settings={"wal": {"cache_capacity": 10}}, clock=ManualClock(), background=False) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x" * 1000] * 100)
@@ -333,7 +333,7 @@ def test_leaked_in_memory_mode():
 
 
 def test_leaked_by_each_topic():
-    """Ten and fifty megabytes of buffers for each: two hundred topics share one thread and little memory."""
+    """Ten to fifty megabytes of buffers each: two hundred topics share one thread and little memory."""
     fs = CrashFileSystem()
     threads = threading.active_count()
     tracemalloc.start()
@@ -382,7 +382,7 @@ def test_a_name_of_three_parts_is_no_alias():
 
 
 def test_the_background_thread_does_what_maintain_does():
-    """Syncs in time and by size, and saves progress, without anybody asking."""
+    """It syncs in time and by size, and saves progress, without further calls."""
     settings = {
         "wal": {"fsync_interval_ms": 1000, "fsync_max_batch_bytes": 5_000},
         "subscriptions": {"progress_flush_interval_seconds": 2},

@@ -1,4 +1,4 @@
-"""What a topic's directory looks like after trouble, and what comes out of it."""
+"""Opening a topic's directory after crashes and damage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def filled(count: int, *, payload: bytes = b"", **wal: int) -> CrashFileSystem:
 
 
 def test_offsets_go_on_after_closing_and_after_a_kill():
-    """The next one is never one that was given out."""
+    """The next offset was never given out before."""
     fs = CrashFileSystem()
     for expected in range(4):
         store = open_topics(fs)
@@ -47,7 +47,7 @@ def test_offsets_go_on_after_closing_and_after_a_kill():
 
 
 def test_the_checkpoint_is_only_a_hint():
-    """Missing, cut, of another topic or of yesterday: the log is the same without it."""
+    """Missing, truncated, of another topic or outdated: the log is the same without it."""
     fs = filled(30, rotate_max_bytes=500)
     sound = read_file(fs, CHECKPOINT)
     yesterday = read_file(filled(3), CHECKPOINT)
@@ -63,7 +63,7 @@ def test_the_checkpoint_is_only_a_hint():
 
 
 def test_the_checkpoint_says_what_is_there():
-    """As the document lists it."""
+    """In the document's fields."""
     fs = filled(30, rotate_max_bytes=1500)
     answer = decode_wal_checkpoint(read_file(fs, CHECKPOINT))
     assert isinstance(answer, Frame)
@@ -75,7 +75,7 @@ def test_the_checkpoint_says_what_is_there():
 
 
 def test_a_message_that_was_synced_and_is_gone_keeps_its_offset():
-    """The tail is damaged after the checkpoint was written: its offset is said to be lost, and not used again."""
+    """The tail is damaged after the checkpoint was written: its offset is reported as lost, and not used again."""
     fs = filled(10)
     data = read_file(fs, WAL)
     last = take_frames(data)[0][-1]
@@ -115,12 +115,12 @@ def test_damage_at_every_byte(wal):
                 found = offsets(log)
                 expected = [offset for offset in range(10) if offset != hit]
                 assert found in (expected, list(range(10))), (name, at, hit)
-                # A damaged offset in a header is known from the message; then nothing is lost.
+                # The message has the offset of a damaged header; then nothing is lost.
                 assert (found == expected) is (observer.total("danube_wal_damage_total") > 0), (name, at)
 
 
 def test_damage_over_many_frames():
-    """A block of the disk is gone: what stands before and behind it comes back, and the range is named."""
+    """A block of the disk is lost: the messages before and after it are read, and the range is reported."""
     fs = filled(400)
     data = read_file(fs, WAL)
     overwrite(fs, WAL, 4096, bytes(4096))
@@ -136,7 +136,7 @@ def test_damage_over_many_frames():
 
 
 def test_damage_is_copied_once_and_before_anything_is_done():
-    """Opening again finds the same and keeps no second copy."""
+    """Opening again finds the same and stores no second copy."""
     fs = filled(20)
     overwrite(fs, WAL, 300, b"\xff\xff\xff\xff")
     for _ in range(3):
@@ -146,7 +146,7 @@ def test_damage_is_copied_once_and_before_anything_is_done():
 
 
 def test_a_file_that_is_missing_is_a_lost_range():
-    """Named once; everything else is read."""
+    """Reported once; everything else is read."""
     fs = filled(12, rotate_max_bytes=300)
     fs.remove(f"{DIRECTORY}/wal.1.log")
     with open_topics(fs, rotate_max_bytes=300) as store:
@@ -159,7 +159,7 @@ def test_a_file_that_is_missing_is_a_lost_range():
 
 
 def test_a_file_cut_between_frames_is_a_lost_range():
-    """Nothing parses wrongly there, and still messages are missing."""
+    """All frames parse, and still messages are missing."""
     fs = filled(12, rotate_max_bytes=300)
     path = f"{DIRECTORY}/wal.1.log"
     frames = take_frames(read_file(fs, path))[0]
@@ -171,7 +171,7 @@ def test_a_file_cut_between_frames_is_a_lost_range():
 
 
 def test_zeros_behind_the_tail_are_no_messages():
-    """A file system that had grown the file before it had the bytes."""
+    """The file system had extended the file before it had the bytes."""
     fs = filled(3)
     overwrite(fs, WAL, len(read_file(fs, WAL)), bytes(10_000))
     with open_topics(fs) as store:
@@ -181,7 +181,7 @@ def test_zeros_behind_the_tail_are_no_messages():
 
 
 def test_a_torn_first_message_of_a_new_file():
-    """A crash right behind a rotation: the tip is that of the file before."""
+    """A crash right after a rotation: the tip is that of the previous file."""
     fs = CrashFileSystem()
     store = open_topics(fs, rotate_max_bytes=100)
     log = store.topic(TOPIC)
@@ -199,7 +199,7 @@ def test_a_torn_first_message_of_a_new_file():
 
 
 def test_leftovers_of_a_deletion_go():
-    """The checkpoint says that they are gone; the crash came before they were."""
+    """The checkpoint excludes them; the crash happened before they were removed."""
     fs = CrashFileSystem()
     store = open_topics(fs, rotate_max_bytes=100)
     log = store.topic(TOPIC)
@@ -220,7 +220,7 @@ def test_leftovers_of_a_deletion_go():
 
 
 def test_all_files_are_gone():
-    """The checkpoint keeps the offsets from being used again."""
+    """The checkpoint prevents the offsets from being used again."""
     fs = filled(7)
     fs.remove(WAL)
     with open_topics(fs) as store:
@@ -230,14 +230,14 @@ def test_all_files_are_gone():
 
 
 def test_others_know_a_higher_offset():
-    """What the object store has was given out, too."""
+    """The offsets of the object store were given out, too."""
     fs = filled(3)
     recovered = recover(fs, DIRECTORY, file_name="wal.log", observer=InMemoryObserver(), next_offset_min=50)
     assert (recovered.next_offset, recovered.active, recovered.seq) == (50, None, 1)
 
 
 def test_a_failed_sync_poisons():
-    """Nothing more is taken; opening again writes what the failed sync lost once more."""
+    """Nothing more is accepted; opening again writes the messages of the failed sync once more."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk)
     store = open_topics(fs)
@@ -256,6 +256,6 @@ def test_a_failed_sync_poisons():
         store.close()
     with open_topics(disk) as again:
         assert payloads(again.topic(TOPIC)) == [b"0", b"1"]
-        # What the kernel holds for clean would be lost here.
+        # Pages that the kernel considers clean would be lost here.
         with open_topics(disk.clone_after_crash(0)) as third:
             assert payloads(third.topic(TOPIC)) == [b"0", b"1"]

@@ -1,4 +1,4 @@
-"""Administration beside the process that has the topics open, and without one."""
+"""Administration with and without a process that has the topics open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fill(store, count=8):
 
 
 class Owner(ManualClock):
-    """A clock whose waits let the owner of the topics do its upkeep."""
+    """A clock whose waits let the owner of the topics run its maintenance."""
 
     def __init__(self, upkeep):
         super().__init__()
@@ -47,7 +47,7 @@ def asked(fs, store, command, *, wait_s=5.0, **arguments):
 
 
 def test_the_owner_does_what_it_is_asked():
-    """Subscriptions that are open go on where they were moved to; errors come back as what they are."""
+    """Open subscriptions continue at their new position; errors are returned with their class."""
     fs = CrashFileSystem()
     with open_topics(fs, rotate_max_bytes=300) as store:
         fill(store)
@@ -82,7 +82,7 @@ def test_the_owner_does_what_it_is_asked():
 
 
 def test_errors_of_a_command_come_back():
-    """As something to try later, as wrong use, or as an error; an unexpected one ends no thread."""
+    """As a transient error, a usage error, or another error; an unexpected one ends no thread."""
     fs = CrashFileSystem()
     fs.make_dirs(ROOT)
     lock = hold(fs, f"{ROOT}/{LOCK_NAME}", owner="topics")
@@ -104,7 +104,7 @@ def test_errors_of_a_command_come_back():
 
 
 def test_nobody_answers():
-    """The request is taken back, unless it was taken: then it goes on. Damaged requests are refused."""
+    """The request is withdrawn, unless it was taken: then it continues. Damaged requests are rejected."""
     fs = CrashFileSystem()
     fs.make_dirs(ROOT)
     lock = hold(fs, f"{ROOT}/{LOCK_NAME}", owner="topics")
@@ -133,7 +133,7 @@ def test_nobody_answers():
 
 
 def test_another_process_has_the_directory_by_now():
-    """It removes what was asked of the one before; who asked is told to ask again."""
+    """It removes the requests to the previous owner; the requester has to ask again."""
     fs = CrashFileSystem()
     first = open_topics(fs)
 
@@ -161,7 +161,7 @@ def run(*arguments, code=0, text=None):
 
 @pytest.mark.parametrize("live", [False, True])
 def test_commands(root, live):
-    """The same, whether a process has the topics open or not."""
+    """The same result, whether a process has the topics open or not."""
     owner = TopicStore.open(root, settings={"wal": {"fsync_interval_ms": 20}}) if live else None  # looks every 5 ms
     assert "billing of default/orders goes on at offset 5" in run("seek", root, TOPIC, "billing", "--to", 5)
     assert json.loads(run("seek", root, TOPIC, "billing", "--to", "latest", "--json"))["offset"] == 8
@@ -184,7 +184,7 @@ def test_commands(root, live):
 
 
 def test_a_command_goes_on_by_itself_when_the_owner_ends(root):
-    """It was asked, and closed before it looked: the directory is free, and the command does it."""
+    """The owner was asked, and closed before it checked: the directory is free, and the command does the work."""
     owner = TopicStore.open(root, background=False)
     closing = threading.Timer(0.05, owner.close)
     closing.start()
@@ -195,7 +195,7 @@ def test_a_command_goes_on_by_itself_when_the_owner_ends(root):
 
 
 def test_an_owner_without_upkeep_is_named(root):
-    """What to do about it, too."""
+    """With the remedy."""
     with TopicStore.open(root, background=False):
         told = run("seek", root, TOPIC, "billing", "--to", 5, "--wait", 0.01, code=1)
     assert "did not take the request within 0.01 s: stop it, or let it call TopicStore.maintain" in told

@@ -1,4 +1,4 @@
-"""Topics without objects: what goes by age and size, and what of the settings does nothing and is refused."""
+"""Topics without objects: retention by age and size, and settings that are rejected because they have no effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def size_of(store):
 
 
 def test_size():
-    """16 MB under a limit of 1 MB: what is over it goes, oldest first, without any other setting."""
+    """16 MB with a limit of 1 MB: the excess is deleted, oldest first, without any other setting."""
     observer = InMemoryObserver()
     with opened({"deleter": {"retention_size_mb": 1}}, observer=observer) as store:
         log = store.topic(TOPIC)
@@ -52,7 +52,7 @@ def test_size():
 
 
 def test_age():
-    """A quiet topic, too: its file is closed in time, and goes when it is old enough; not before."""
+    """A quiet topic, too: its file is closed in time, and deleted when it is old enough; not before."""
     clock = ManualClock()
     with opened({"deleter": {"retention_time_minutes": 60, "check_interval_minutes": 1}}, clock=clock) as store:
         log = store.topic(TOPIC)
@@ -73,7 +73,7 @@ def test_age():
 
 
 def test_a_crash_brings_nothing_back():
-    """And the offsets go on."""
+    """And the offsets continue."""
     fs = CrashFileSystem()
     chosen = {"wal": {"rotate_max_bytes": 300}, "deleter": {"retention_size_mb": 0}}
     with opened(chosen, fs=fs) as store:
@@ -91,7 +91,7 @@ def test_a_crash_brings_nothing_back():
 
 
 def test_subscriptions_are_waited_for():
-    """Where the settings say so."""
+    """If configured."""
     chosen = {
         "wal": {"rotate_max_bytes": 300},
         "deleter": {"retention_size_mb": 0, "wait_for_subscriptions": True},
@@ -112,7 +112,7 @@ def test_subscriptions_are_waited_for():
 
 
 def test_the_interval_of_looking():
-    """The thread looks once in so many minutes, and when it begins."""
+    """The thread checks at this interval, and when it starts."""
     clock = ManualClock()
     with opened({"wal": {"rotate_max_bytes": 300}, "deleter": {"retention_size_mb": 0}}, clock=clock) as store:
         log = store.topic(TOPIC)
@@ -160,7 +160,7 @@ def test_by_default_nothing_goes(settings):
      "topics.a/b.deleter.wait_for_subscriptions"),
 ])  # fmt: skip
 def test_settings_without_effect_are_refused(settings, key):
-    """By their names: they are about objects, and there are none."""
+    """By name: they are about objects, and there are none."""
     fs = CrashFileSystem()
     with pytest.raises(SettingsError, match=rf"^{key} has no effect"):
         opened(settings, fs=fs)
@@ -171,7 +171,7 @@ def test_settings_without_effect_are_refused(settings, key):
     {"deleter": {"retention_size_mb": 1}}, {"topics": {"a/b": {"deleter": {"retention_size_mb": 1}}}},
 ])  # fmt: skip
 def test_retention_of_topics_in_memory_is_refused(settings):
-    """The cache holds what it holds."""
+    """The cache has its own limits."""
     with pytest.raises(SettingsError, match="in memory only"):
         TopicStore.open(settings=settings, background=False)
 
@@ -184,13 +184,13 @@ def test_retention_of_topics_in_memory_is_refused(settings):
     ({"topics": {"a/b": {"wal": {"rotate_max_bytes": 7}}}}, "topics.a/b.wal.rotate_max_bytes"),
 ])  # fmt: skip
 def test_settings_of_files_are_refused_without_files(settings, key):
-    """They say how files are called, closed and synced."""
+    """They are about names, rotation and syncs of files."""
     with pytest.raises(SettingsError, match=f"^{key} has no effect: these topics are in memory only"):
         TopicStore.open(settings=settings, background=False)
 
 
 def test_settings_of_single_topics():
-    """By name or pattern, instead of what holds for all; the last one that matches says it."""
+    """By name or pattern, instead of the general settings; the last matching one applies."""
     settings = TopicSettings.from_mapping(
         {
             "storage": {
@@ -232,7 +232,7 @@ def test_settings_of_single_topics():
     ({"a/b": {"wal": {"cache_capacity": 0}}}, r"topics.a/b: wal.cache_capacity must be at least 1"),
 ])  # fmt: skip
 def test_what_is_wrong_with_settings_of_topics(topics, words):
-    """Said when they are made, by the key."""
+    """Reported with the key when they are created."""
     with pytest.raises(SettingsError, match=words):
         TopicSettings.from_mapping({"topics": topics})
     if not isinstance(topics.get("a/b"), int):
@@ -241,7 +241,7 @@ def test_what_is_wrong_with_settings_of_topics(topics, words):
 
 
 def test_files_are_small_enough_for_retention():
-    """Unless the settings say how large they are."""
+    """Unless their size is configured."""
     for size_mb, rotate in ((0, 64 * 1024), (1, 128 * 1024), (800, 100 * MIB)):
         chosen = TopicSettings(deleter=DeleterSettings(retention_size_mb=size_mb))
         assert chosen.of(TOPIC, has_objects=True).wal.rotate_max_bytes == rotate

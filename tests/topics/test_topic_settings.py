@@ -1,4 +1,4 @@
-"""The broker's file as the document prints it: each key, its default, and what it does."""
+"""The broker's file as the document shows it: each key, its default, and its effect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "the id", "AWS_SECRET_ACCESS_KEY": "the secr
 
 
 def test_the_printed_file_loads():
-    """Every key of it, with the environment's values in its place holders."""
+    """Every key of it, with the environment's values for its placeholders."""
     settings = TopicSettings.from_mapping(yaml.safe_load(PRINTED), ENVIRONMENT)
     assert settings.wal == WalSettings(
         dir="/var/lib/danube/wal", cache_capacity=2048, fsync_interval_ms=5000, fsync_max_batch_bytes=10 << 20,
@@ -60,7 +60,7 @@ def test_the_printed_file_loads():
 
 
 def test_secrets_are_shown_by_nothing():
-    """Neither by the settings nor by what is wrong with them."""
+    """Neither by the settings nor by their errors."""
     settings = TopicSettings.from_mapping(yaml.safe_load(PRINTED), ENVIRONMENT)
     assert "the secret" not in f"{settings!r} {settings}"
     with pytest.raises(SettingsError) as caught:
@@ -107,7 +107,7 @@ def test_defaults_are_the_documents():
     ("broker.yaml", "a mapping, not str: parse the broker's file first"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(mapping, words):
-    """By the name of the key, and with what was probably meant."""
+    """With the name of the key, and the closest known one."""
     with pytest.raises(SettingsError, match=words):
         TopicSettings.from_mapping(mapping)
 
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said(mapping, words):
 
 
 def synced(fs: CrashFileSystem) -> int:
-    """How many messages a power loss would leave."""
+    """How many messages would remain after a power loss."""
     with open_topics(fs.clone_after_crash(0)) as store:
         return store.topic(TOPIC).current_offset()
 
@@ -148,7 +148,7 @@ def test_file_name():
 
 
 def test_cache_capacity_and_bytes():
-    """`wal.cache_capacity` and `cache_max_bytes` bound what is in memory."""
+    """`wal.cache_capacity` and `cache_max_bytes` limit the messages in memory."""
     with open_topics(CrashFileSystem(), cache_capacity=5) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 50)
@@ -167,7 +167,7 @@ def test_cache_capacity_and_bytes():
 
 
 def test_fsync_interval():
-    """`wal.fsync_interval_ms`: nothing is unsynced for longer; 0 syncs each append."""
+    """`wal.fsync_interval_ms`: no message is unsynced for longer; 0 syncs each append."""
     fs, clock = CrashFileSystem(), ManualClock()
     with open_topics(fs, clock=clock, fsync_interval_ms=1000) as store:
         log = store.topic(TOPIC)
@@ -186,7 +186,7 @@ def test_fsync_interval():
 
 
 def test_when_a_sync_is_due():
-    """With the first append behind a sync, by the interval; with so many bytes, at once; of each file anew."""
+    """By the interval after the first unsynced append; immediately after a number of bytes; per file."""
     told: list[bool] = []
     with open_topics(CrashFileSystem(), fsync_max_batch_bytes=1_000, rotate_max_bytes=5_000) as store:
         log = store.topic("default/orders")
@@ -213,7 +213,7 @@ def test_when_a_sync_is_due():
 
 
 def test_a_long_file_is_not_unsynced_when_it_is_opened():
-    """What was there counts as synced: only what comes now is waited for."""
+    """Existing messages count as synced: only new ones are waited for."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic("default/orders").append(bytes(5_000))
@@ -226,7 +226,7 @@ def test_a_long_file_is_not_unsynced_when_it_is_opened():
 
 
 def test_fsync_max_batch_bytes():
-    """`wal.fsync_max_batch_bytes`: so much is unsynced at most, however long the interval."""
+    """`wal.fsync_max_batch_bytes`: the maximum of unsynced bytes, however long the interval."""
     fs = CrashFileSystem()
     with open_topics(fs, fsync_max_batch_bytes=10_000) as store:
         log = store.topic(TOPIC)
@@ -238,7 +238,7 @@ def test_fsync_max_batch_bytes():
 
 
 def test_rotate_max_bytes():
-    """`wal.rotate_max_bytes` closes a file that has reached it; each begins with the offset that it should."""
+    """`wal.rotate_max_bytes` closes a file of this size; each file begins with the expected offset."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=300) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 2)
@@ -252,7 +252,7 @@ def test_rotate_max_bytes():
 
 
 def test_rotate_max_seconds():
-    """`wal.rotate_max_seconds`: an idle topic rotates too; an empty file never."""
+    """`wal.rotate_max_seconds`: an idle topic rotates, too; an empty file never does."""
     clock = ManualClock()
     with open_topics(CrashFileSystem(), clock=clock, rotate_max_seconds=60) as store:
         log = store.topic(TOPIC)

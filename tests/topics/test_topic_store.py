@@ -1,4 +1,4 @@
-"""What a `TopicStore` hands out, counts and closes; and a process that is killed while it appends."""
+"""A `TopicStore`: its topics, its metrics, closing it; and a process that is killed while it appends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quiver.topics.store import TopicStore
 
 
 def test_one_log_a_topic():
-    """The same for the same name, with or without a slash; topics know nothing of each other."""
+    """The same log for the same name, with or without a slash; topics are independent."""
     with open_topics(CrashFileSystem()) as store:
         first, second = store.topic("a/b"), store.topic("/a/c")
         assert store.topic("/a/b") is first
@@ -30,7 +30,7 @@ def test_one_log_a_topic():
 
 
 def test_topics_are_found_again():
-    """Those that have files, whoever made other files beside them."""
+    """Those that have files, next to unrelated files."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic("a/b").append(b"1")
@@ -41,7 +41,7 @@ def test_topics_are_found_again():
 
 
 def test_a_closed_store_refuses():
-    """Its topics too; closing twice is fine."""
+    """Its topics, too; closing twice is allowed."""
     store = open_topics(CrashFileSystem())
     log = store.topic(TOPIC)
     log.append(b"1")
@@ -56,7 +56,7 @@ def test_a_closed_store_refuses():
 
 
 def test_metrics_have_the_documents_names():
-    """Bytes are counted once each, rotations and damage too."""
+    """Bytes are counted once each; rotations and damage are counted, too."""
     observer = InMemoryObserver()
     fs = CrashFileSystem()
     with TopicStore.open(
@@ -73,7 +73,7 @@ def test_metrics_have_the_documents_names():
 
 
 def test_files_are_read_beside_a_live_writer():
-    """From another process's point of view: what was appended is there, damage and gaps are named."""
+    """As another process sees them: appended messages are there, damage and gaps are reported."""
     fs = CrashFileSystem()
     with open_topics(fs, rotate_max_bytes=400) as store:
         log = store.topic(TOPIC)
@@ -99,7 +99,7 @@ def test_files_are_read_beside_a_live_writer():
 
 
 def test_unloading_ends_readers_and_subscriptions():
-    """What they had is saved; the topic opens again where it ended."""
+    """Their state is saved; the topic opens again where it ended."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 3)
@@ -133,7 +133,7 @@ while True:
 
 @pytest.mark.kill
 def test_a_killed_process_loses_nothing(tmp_path):
-    """Again and again: all that was confirmed is there, in order, and offsets go on."""
+    """Repeatedly: all confirmed messages are there, in order, and offsets continue."""
     root = str(tmp_path / "topics")
     confirmed = -1
     for turn in range(6):
@@ -152,7 +152,7 @@ def test_a_killed_process_loses_nothing(tmp_path):
 
 
 def test_what_is_none_is_refused_in_words():
-    """Nothing is guessed: not a directory, not a kind, not what an attribute was to be."""
+    """Nothing is guessed: neither a directory, nor a kind, nor an attribute."""
     with pytest.raises(UsageError, match="path of the topics is empty"):
         TopicStore.open("", fs=CrashFileSystem(), background=False)
     with open_topics(CrashFileSystem()) as store:

@@ -1,4 +1,4 @@
-"""What lies beside topics and is none, such as the ``lost+found`` of a disk, which nobody but root may look into."""
+"""Unrelated entries next to topics, such as the ``lost+found`` of a disk, which only root may read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quiver.topics.store import TopicStore, topics_below
 
 
 class LostAndFound:
-    """A file system on which nobody may look into ``lost+found``."""
+    """A file system on which ``lost+found`` cannot be read."""
 
     def __getattr__(self, name):
         return getattr(REAL_FILES, name)
@@ -26,7 +26,7 @@ class LostAndFound:
 
 @pytest.mark.parametrize("where", ["", "a/"])
 def test_topics_may_have_a_disk_of_their_own(tmp_path, where):
-    """Its `lost+found` holds none, and neither opening nor listing looks into it."""
+    """Its `lost+found` has no topics, and neither opening nor listing reads it."""
     (tmp_path / where / "lost+found").mkdir(parents=True)
     with TopicStore.open(tmp_path, fs=LostAndFound(), background=False) as store:
         store.topic("a/b").append(b"1")
@@ -38,7 +38,7 @@ def test_topics_may_have_a_disk_of_their_own(tmp_path, where):
 @pytest.mark.parametrize("command", ["tail", "inspect", "verify", "subscriptions", "repair"])
 @pytest.mark.parametrize("name", ["wal.log", "wal.1.log", "wal.ckpt"])
 def test_a_pipe_in_the_place_of_a_file_is_named(tmp_path, command, follow, name):
-    """A pipe has no size, so it was taken for an empty file: `tail` printed nothing, and said nothing."""
+    """A pipe has no size, so it was taken for an empty file: `tail` printed nothing, and reported nothing."""
     if follow and command != "tail":
         return
     with TopicStore.open(tmp_path / "topics", background=False) as store:

@@ -70,8 +70,8 @@ class StagedImport:
         """
         Append everything that is committed; return how many messages that added. Durable on return.
 
-        Costs one call when nothing was ever staged. What cannot be appended now is reported once, and tried again at
-        the next call.
+        Costs one call when nothing was ever staged. A batch that cannot be appended now is reported once, and retried
+        by the next call.
         """
         with self._turn:
             count = 0

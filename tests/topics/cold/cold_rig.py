@@ -1,4 +1,4 @@
-"""A topic with its cold tier, on disks and stores that crash, fail and go away when told."""
+"""A topic with its object tier, on disks and stores that crash, fail and become unavailable on request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def settings(
     retention: ObjectRetention | None = None,
     cache: int = 2,
 ) -> TopicSettings:
-    """Small files, next to no memory, and local files that go as soon as they may."""
+    """Small files, almost no memory, and local files that are deleted as soon as possible."""
     return TopicSettings(
         wal=WalSettings(rotate_max_bytes=rotate, cache_capacity=cache),
         uploader=UploaderSettings(compression=compression, max_batch_bytes=batch),
@@ -52,7 +52,7 @@ def settings(
 
 
 def payload(number: int) -> bytes:
-    """What message *number* says."""
+    """The payload of message *number*."""
     return b"message %d " % number + b"." * (number % 7)
 
 
@@ -76,11 +76,11 @@ class Rig:
         self.store: TopicStore | None = None
 
     def open(self) -> TopicLog:
-        """The topic, opened."""
+        """The opened topic."""
         return self.open_store().topic(TOPIC)
 
     def open_store(self) -> TopicStore:
-        """Its store, and not yet the topic."""
+        """Its store, before the topic is opened."""
         self.tier = ObjectColdTier(
             self.objects, self.metadata, settings=self.chosen, owner=self.owner, fs=self.disk, clock=self.clock,
             observer=self.observer, background=False, patience_s=self.patience_s,
@@ -112,12 +112,12 @@ class Rig:
         return [info.key.removeprefix(PREFIX) for info in self.memory.list_below(PREFIX)]
 
     def named(self) -> list[str]:
-        """The names that the catalogue knows, in order."""
+        """The names in the catalog, in order."""
         return [one.object_id for one in self.tier.catalog(TOPIC).descriptors()]
 
 
 def append(log: TopicLog, count: int) -> None:
-    """The next *count* messages, each saying its own number."""
+    """The next *count* messages, each with its own number as payload."""
     for _ in range(count):
         number = log._engine.wal.next_offset
         if log.append(payload(number)) != number:
@@ -161,7 +161,7 @@ def check_tidy(rig: Rig) -> None:
 
 @dataclass
 class Moment:
-    """What all disks and stores held at one step, had everything stopped there."""
+    """The contents of all disks and stores at one step, if everything had stopped there."""
 
     label: str
     promised: int

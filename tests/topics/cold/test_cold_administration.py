@@ -1,4 +1,4 @@
-"""Topics with objects that are uploaded, truncated and deleted."""
+"""Uploading, truncating and deleting topics with objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def opened(**changed):
 
 
 def test_uploading_syncs_first():
-    """What was appended just now is in objects on return; an outage is said."""
+    """Messages appended just now are in objects on return; an outage is reported."""
     rig, log = opened()
     append(log, 5)
     assert rig.store.upload(TOPIC) == 5
@@ -41,7 +41,7 @@ def test_uploading_syncs_first():
 
 @pytest.mark.parametrize("before", [7, "latest"])
 def test_truncating_deletes_objects_too(before):
-    """Whole ones; what is left is uploaded no second time; a machine with nothing of it goes on at the right offset."""
+    """Complete ones; the rest is not uploaded again; a machine without files continues at the right offset."""
     rig, log = opened()
     append(log, 20)
     rig.store.upload(TOPIC)
@@ -61,7 +61,7 @@ def test_truncating_deletes_objects_too(before):
 
 
 def test_deleting_leaves_nothing_in_either_store():
-    """But for who owned it, and how far it came: another machine goes on behind that, and brings nothing back."""
+    """Except the owner and the next offset: another machine continues after it, and brings no message back."""
     rig, log = opened()
     append(log, 20)
     rig.store.subscribe(TOPIC, "billing", start=0)
@@ -85,7 +85,7 @@ def test_deleting_leaves_nothing_in_either_store():
 @pytest.mark.parametrize("rotate", [None, 400])
 @pytest.mark.parametrize("what", ["truncate", "delete"])
 def test_a_machine_that_had_the_topic_brings_nothing_back(what, rotate):
-    """Its files that are older go when it has the topic again, also when it had all of it."""
+    """Its older files are deleted when it has the topic again, even if it had all messages."""
     one = Rig(chosen=settings(keep_minutes=None, rotate=rotate))
     with one.opened() as log:
         append(log, 20)
@@ -105,7 +105,7 @@ def test_a_machine_that_had_the_topic_brings_nothing_back(what, rotate):
 
 @pytest.mark.parametrize("step", ["list", "delete", "commit"])
 def test_a_topic_that_could_not_be_deleted_can_be_used_and_deleted_again(step):
-    """The object store, or the metadata store, goes away in the middle of it."""
+    """The object store or the metadata store becomes unavailable in the middle of it."""
     rig, log = opened()
     append(log, 20)
     rig.store.upload(TOPIC)
@@ -128,7 +128,7 @@ def test_a_topic_that_could_not_be_deleted_can_be_used_and_deleted_again(step):
 
 
 def test_a_topic_that_another_took_is_not_deleted():
-    """Nothing of it is touched, here or there."""
+    """Nothing of it is changed, here or there."""
     rig, log = opened()
     append(log, 5)
     rig.store.upload(TOPIC)
@@ -146,7 +146,7 @@ def test_a_topic_that_another_took_is_not_deleted():
 
 
 def test_a_topic_that_nobody_ever_had_is_not_made_by_administration():
-    """A name with a slip in it was opened, owned and uploaded; one that another machine made is there."""
+    """A misspelt name used to be opened, owned and uploaded; a topic that another machine created exists."""
     rig, log = opened()
     append(log, 5)
     rig.close()
@@ -174,7 +174,7 @@ def test_a_topic_that_nobody_ever_had_is_not_made_by_administration():
 
 @pytest.mark.parametrize("topic", [TOPIC, None], ids=["one", "all"])
 def test_a_command_waits_for_owners_that_may_be_dead(topic):
-    """For one topic or for all that this directory has; once it waited for one only."""
+    """For one topic or for all that this directory has; it used to wait for one only."""
     first, log = opened()
     append(log, 5)
     append(first.store.topic("a/b"), 5)

@@ -1,4 +1,4 @@
-"""The catalogue of a topic with very many objects: few numbers in memory, an index only of what is being read."""
+"""The catalog of a topic with very many objects: summaries in memory, an index only for the object being read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EACH = 1000
 
 
 def descriptor(number: int, *, entries: int = 1) -> ObjectDescriptor:
-    """Object *number* of a thousand messages, with so many places in its index."""
+    """Object *number* of a thousand messages, with the given number of index entries."""
     start = number * EACH
     index = tuple((start + at, at * 10) for at in range(entries))
     return ObjectDescriptor(
@@ -27,7 +27,7 @@ def descriptor(number: int, *, entries: int = 1) -> ObjectDescriptor:
 
 
 def filled(count: int, *, entries: int = 1) -> FaultMetadata:
-    """A metadata store that knows of so many."""
+    """A metadata store with the given number of objects."""
     facts = MemoryMetadata()
     for number in range(count):
         facts.commit(
@@ -37,7 +37,7 @@ def filled(count: int, *, entries: int = 1) -> FaultMetadata:
 
 
 def test_many_objects_with_large_indexes_take_little_memory():
-    """Three thousand objects, half a million places: some forty bytes each, not their indexes."""
+    """Three thousand objects, half a million index entries: some forty bytes per object, not their indexes."""
     store = filled(3000, entries=200)
     catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC)
     tracemalloc.start()
@@ -54,7 +54,7 @@ def test_many_objects_with_large_indexes_take_little_memory():
 
 
 def test_a_range_of_offsets_asks_for_the_descriptors_of_that_range():
-    """`get_object_descriptors_range` of the document, and it has the object that the range begins in."""
+    """`get_object_descriptors_range` of the document, including the object in which the range begins."""
     store = filled(3000)
     catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC)
     catalogue.refresh()
@@ -66,7 +66,7 @@ def test_a_range_of_offsets_asks_for_the_descriptors_of_that_range():
 
 
 def test_objects_are_read_on_while_the_metadata_store_is_away():
-    """Without their indexes, which only it has: from their beginning."""
+    """Without their indexes, which only it has: from their start."""
     rig = Rig(chosen=settings(rotate=300))
     with rig.opened() as log:
         append(log, 60)
@@ -80,7 +80,7 @@ def test_objects_are_read_on_while_the_metadata_store_is_away():
 
 
 def test_a_packed_object_waits_for_the_metadata_store():
-    """Nobody else knows where its blocks begin: an error to try again, never a loss."""
+    """Only it has the positions of blocks: a transient error, never a loss."""
     rig = Rig(chosen=settings(rotate=300, compression="zstd"))
     with rig.opened() as log:
         append(log, 60)
@@ -94,7 +94,7 @@ def test_a_packed_object_waits_for_the_metadata_store():
 
 
 def test_a_descriptor_that_was_withdrawn_a_moment_ago_is_looked_for_anew():
-    """Another process removed it: the catalogue is read again, and the next object answers."""
+    """Another process removed it: the catalog is read again, and the next object is used."""
     rig = Rig(chosen=settings(rotate=300))
     with rig.opened() as log:
         append(log, 60)
@@ -109,7 +109,7 @@ def test_a_descriptor_that_was_withdrawn_a_moment_ago_is_looked_for_anew():
 
 
 def test_a_descriptor_under_another_ones_key_is_damage():
-    """It would be found by nobody who asks for its first message."""
+    """A lookup of its first message would not find it."""
     facts = MemoryMetadata()
     facts.commit({descriptor_key(ROOT, TOPIC, 5000): encode_descriptor(descriptor(3))})
     with pytest.raises(CorruptionError, match="begins with message 3000, but its key has another offset"):
@@ -117,7 +117,7 @@ def test_a_descriptor_under_another_ones_key_is_damage():
 
 
 def test_what_is_published_and_withdrawn_is_known_without_asking():
-    """In order or not: an object that begins before the last one makes the catalogue be read again."""
+    """In any order: an object that begins before the last one makes the catalog read everything again."""
     store = filled(3)
     catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC, commits=store)
     assert len(catalogue) == 3

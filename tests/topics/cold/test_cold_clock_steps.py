@@ -1,4 +1,4 @@
-"""A wall clock that is set back or forward: objects and uploaded files go in time, and no lease ends early."""
+"""A wall clock that is set back or forward: objects and uploaded files expire in time, and no lease ends early."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
 
 @STEPS_S
 def test_objects(step_s: int) -> None:
-    """`retention_time_minutes` of objects is measured on the clock that does not step."""
+    """`retention_time_minutes` of objects is measured with the monotonic clock."""
     rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=60)))
     with rig.opened() as log:
         append(log, 20)
@@ -53,7 +53,7 @@ def test_files_that_objects_have(step_s: int) -> None:
 
 @STEPS_S
 def test_leases(step_s: int) -> None:
-    """A silent owner that is watched loses its topic after a lease, neither at a step nor days after it."""
+    """A silent owner that is watched loses its topic after a lease, neither at a step nor days later."""
     rig, watch = Rig(), Watch()
 
     def second() -> Ownership:

@@ -25,7 +25,7 @@ NAME = "default/orders"
 
 @pytest.fixture
 def cold(tmp_path):
-    """A topic in a directory of objects, and metadata that is lost."""
+    """A topic in a directory of objects, with lost metadata."""
     with TopicStore.open(
         tmp_path / "t", objects=str(tmp_path / "cold"), settings=settings(rotate=600), background=False
     ) as store:
@@ -40,7 +40,7 @@ def run(*arguments):
 
 
 def test_the_topic_is_readable_again(cold):
-    """All of it, and it goes on behind it."""
+    """All of it, and appends continue after it."""
     url = f"sqlite://{cold}/t/metadata.db"
     done = run("topic", "rebuild-catalogue", cold / "cold", "--metadata", url, "--json")
 
@@ -56,7 +56,7 @@ def test_the_topic_is_readable_again(cold):
 
 
 def test_damage_is_told_and_owners_are_left_alone(cold):
-    """Exit code 1 for damage and holes; a topic that somebody owns is not touched."""
+    """Exit code 1 for damage and gaps; a topic with an owner is not changed."""
     url = f"sqlite://{cold}/other.db"
     objects = sorted((cold / "cold" / "storage/topics/default/orders/objects").iterdir())
     objects[0].unlink()
@@ -83,7 +83,7 @@ def test_damage_is_told_and_owners_are_left_alone(cold):
 
 
 def test_wrong_options_are_wrong_use(cold):
-    """Exit code 2, and what to write instead."""
+    """Exit code 2, and the remedy."""
     done = run("topic", "rebuild-catalogue", cold / "cold", "--metadata", "memory://", "--option", "region")
 
     assert done.exit_code == 2
@@ -129,7 +129,7 @@ def test_what_only_objects_have_is_not_damage(tmp_path):
 
 
 def test_a_directory_with_a_tier_is_not_opened_without(cold):
-    """Older messages would be passed over, and another owner's overwritten; the way out is named."""
+    """Older messages would be skipped, and another owner's overwritten; the error names the remedy."""
     for options in ({}, {"settings": settings(rotate=600)}):
         with pytest.raises(SettingsError, match="open them with objects"):
             TopicStore.open(cold / "t", background=False, **options)
@@ -140,7 +140,7 @@ def test_a_directory_with_a_tier_is_not_opened_without(cold):
 
 @pytest.mark.parametrize("lost", [("owner.id",), ("owner.id", "metadata.db"), ("metadata.db", f"{NAME}/uploader.ckpt")])
 def test_a_lost_name_does_not_hide_the_tier(tmp_path, lost):
-    """Whatever one sign is left, "earliest" never begins behind what only objects have; without any it may."""
+    """While one sign is left, "earliest" never skips messages in objects; without any it may."""
     root = tmp_path / "t"
     chosen = settings(rotate=600)
     with TopicStore.open(root, objects=str(tmp_path / "cold"), settings=chosen, background=False) as store:
@@ -160,7 +160,7 @@ def test_a_lost_name_does_not_hide_the_tier(tmp_path, lost):
 
 
 def test_commands_take_the_tier(tmp_path):
-    """What is behind the files is printed, too, or said to be there; appending goes on behind it."""
+    """Messages in objects are printed, too, or listed; appends continue after them."""
     chosen = settings(rotate=600)
     with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold"), settings=chosen, background=False) as store:
         append(store.topic(NAME), 40)
@@ -185,7 +185,7 @@ def test_commands_take_the_tier(tmp_path):
 
 
 def test_verify_reads_the_objects_when_it_is_told_where(tmp_path):
-    """Damage in one is named with its key, byte and messages; without the option it says that they were not read."""
+    """Damage is reported with the key, byte and messages; without the option, objects are reported as unread."""
     here, cold = tmp_path / "here", tmp_path / "cold"
     with TopicStore.open(here, objects=str(cold), settings=settings(rotate=600), background=False) as store:
         append(store.topic(NAME), 40)
@@ -218,7 +218,7 @@ def test_verify_reads_the_objects_when_it_is_told_where(tmp_path):
 
 
 def test_what_objects_have_is_not_known_without_metadata(tmp_path):
-    """Older messages may be in objects that nobody looked at: that is not sound. Where objects are does not help."""
+    """Older messages may be in unread objects: the topic is not reported as intact, even with the objects' location."""
     here, cold, url = tmp_path / "here", tmp_path / "cold", f"sqlite://{tmp_path}/elsewhere.db"
     with TopicStore.open(
         here, objects=str(cold), metadata=url, settings=settings(rotate=600), background=False
@@ -237,7 +237,7 @@ def test_what_objects_have_is_not_known_without_metadata(tmp_path):
 
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_files_that_go_while_they_are_checked_are_no_damage(tmp_path, monkeypatch, at):
-    """Their messages are in objects by then: the writer uploads and deletes beside the command."""
+    """Their messages are in objects by then: the writer uploads and deletes while the command runs."""
     seen = 0
     as_it_is = check._check_file
 
@@ -262,7 +262,7 @@ def test_files_that_go_while_they_are_checked_are_no_damage(tmp_path, monkeypatc
 
 
 def test_a_dead_machine_is_handed_over_by_hand(tmp_path):
-    """What its process had not uploaded goes up, and another machine goes on there; what was replaced comes back."""
+    """Its unuploaded messages are uploaded, and another machine continues; superseded messages are reappended."""
     url, cold = f"sqlite://{tmp_path}/shared.db", tmp_path / "cold"
     place = ("--objects", cold, "--metadata", url)
     chosen = settings(rotate=600, keep_minutes=None)

@@ -1,6 +1,6 @@
 """
-A crash at any step of upload, finalize, descriptor, checkpoint, delete and seal loses nothing and
-repeats nothing.
+A crash at any step of uploading, finalizing, publishing, writing checkpoints, deleting and sealing loses and repeats
+no message.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check(moment: Moment, rig: Rig, disk) -> None:
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("workload", [upload_and_delete, seal], ids=["upload, delete", "seal"])
 def test_a_crash_at_any_step(workload, compression):
-    """The reader's whole sequence is what was appended; the next cycle puts everything in order."""
+    """The reader returns all appended messages; the next cycle removes leftovers and continues."""
     rig = Rig(chosen=settings(compression=compression))
     found = moments(rig, workload(rig))
     steps = " ".join(moment.label for moment in found)
@@ -74,7 +74,7 @@ def test_a_crash_at_any_step(workload, compression):
 
 
 def test_a_crash_while_objects_expire():
-    """Nothing that is named is ever missing; what stays is in order and without a gap."""
+    """Every descriptor has its object; the remaining ones are in order and without a gap."""
     rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=1)))
 
     def work(log, promise):
@@ -101,7 +101,7 @@ def test_a_crash_while_objects_expire():
 
 
 def test_a_power_cut_that_takes_log_and_objects():
-    """Objects in a directory of the same disk: no local file has gone whose object could go with the power."""
+    """Objects in a directory of the same disk: no local file was deleted whose object a power loss could undo."""
     disk = CrashFileSystem()
     rig = Rig(disk=disk, memory=DirectoryObjects(disk, "/cold"))
     log = rig.open()

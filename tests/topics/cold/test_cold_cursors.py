@@ -1,4 +1,4 @@
-"""Subscriptions go where their topic goes."""
+"""Subscriptions move with their topic."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def other(rig, owner, **changed):
 
 
 def test_a_moved_subscription_goes_on_where_it_stood():
-    """Nothing is delivered twice and nothing is left out; and back again."""
+    """No message is delivered twice or skipped; and back again."""
     one = Rig()
     log = one.open()
     append(log, 20)
@@ -71,7 +71,7 @@ def test_a_moved_subscription_goes_on_where_it_stood():
 
 
 def test_the_keys_are_the_documents():
-    """What it is, and a bare number."""
+    """The subscription as JSON, and the cursor as a plain number."""
     one = Rig()
     log = one.open()
     append(log, 5)
@@ -88,7 +88,7 @@ def test_the_keys_are_the_documents():
 
 
 def test_an_owner_that_dies_costs_repeats_and_nothing_else():
-    """What it told last is where the next one begins; an offset that was confirmed is never given out again."""
+    """The next owner starts at its last mirrored position; a confirmed offset is never given out again."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 10)
@@ -108,7 +108,7 @@ def test_an_owner_that_dies_costs_repeats_and_nothing_else():
 
 
 def test_a_restart_believes_its_own_files():
-    """They are newer than what it told."""
+    """They are newer than the mirrored records."""
     one = Rig()
     log = one.open()
     append(log, 10)
@@ -124,7 +124,7 @@ def test_a_restart_believes_its_own_files():
 
 
 def test_removed_there_is_removed_here():
-    """A subscription that was dropped where the topic was does not come back from an old file."""
+    """A subscription that was removed on the other machine does not come back from an old file."""
     one = Rig()
     log = one.open()
     append(log, 5)
@@ -149,7 +149,7 @@ def test_removed_there_is_removed_here():
 
 @pytest.mark.parametrize("nth", range(1, 5))
 def test_a_failure_at_any_commit_is_made_good(nth):
-    """Told again the next time; a topic is not given up before."""
+    """It is written again the next time; the topic is not released before."""
     one = Rig()
     log = one.open()
     append(log, 5)
@@ -192,7 +192,7 @@ def test_what_cannot_be_read_is_not_guessed():
 
 
 def test_a_topic_whose_subscriptions_cannot_be_read_is_not_opened():
-    """It says which key; the log is closed again, and opens when that is repaired."""
+    """The error has the key; the log is closed again, and opens after the repair."""
     one = Rig()
     append(one.open(), 5)
     take(one, "billing", 2)
@@ -214,13 +214,13 @@ def test_a_topic_whose_subscriptions_cannot_be_read_is_not_opened():
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_an_answer(data):
-    """Nothing raises."""
+    """None raises."""
     assert isinstance(decode_progress(data), (Damage, Frame))
     assert isinstance(decode_cursor(data), (Damage, Frame))
 
 
 def test_progress_bytes():
-    """Golden; cut anywhere it is damage; too large, it loses what may be delivered again."""
+    """Golden bytes; truncated anywhere it is damage; if too large, it omits offsets that may be delivered again."""
     saved = SavedSubscription("billing", "key_shared", 7, ((9, 11),), {8: 2})
     data = encode_progress(saved, "one")
     assert decode_progress(data).value == ("one", saved)
@@ -241,7 +241,7 @@ def test_progress_bytes():
 
 
 def test_a_crash_at_any_step_of_the_arrival():
-    """The new owner dies while it takes the topic over: the next one begins at the same message."""
+    """The new owner dies while it takes the topic over: the next one starts at the same message."""
     one = Rig()
     log = one.open()
     append(log, 8)

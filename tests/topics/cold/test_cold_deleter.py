@@ -1,4 +1,4 @@
-"""What goes, when, and never before it is safe."""
+"""Retention: which files and objects are deleted, when, and never too early."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_by_age():
 
 
 def test_by_size():
-    """The oldest files, until what is left fits; the active one counts, and what age has taken is not taken twice."""
+    """The oldest files, until the rest fits; the active one counts, and files deleted by age are not counted twice."""
     files = [file(0, mib=4, age_minutes=9), file(1, mib=3), file(2, mib=2), file(3, mib=1, sealed=False)]
 
     assert going(files, mib=10) == []
@@ -53,7 +53,7 @@ def test_by_size():
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=8), st.integers(0, 50), st.integers(0, 40))
 def test_never_more_than_needed(given_files, minutes, mib):
-    """What goes is the beginning; what stays is young and small, or its last file to go would have been needed."""
+    """The beginning is deleted; the rest is young and small, or the last deleted file was necessary."""
     files = [file(seq, age_minutes=age, mib=size) for seq, (age, size) in enumerate(given_files)]
     files.append(file(len(files), mib=1, sealed=False))
 
@@ -74,7 +74,7 @@ def descriptor(start, *, age_minutes=0, mib=1):
 
 
 def test_objects_by_age_and_size_but_never_the_newest():
-    """Separate from local files; the newest says how far the topic has come."""
+    """Separately from local files; the newest records how far the topic has come."""
     objects = [
         descriptor(0, age_minutes=60, mib=3),
         descriptor(10, age_minutes=50, mib=3),
@@ -109,7 +109,7 @@ def test_nothing_goes_that_is_not_uploaded():
 
 @pytest.mark.parametrize("trouble", ["missing", "shorter"])
 def test_nothing_goes_whose_object_is_not_there_any_more(trouble):
-    """It was verified when it was made; it is looked at again before the only other copy goes."""
+    """It was verified when it was created; it is checked again before the only other copy is deleted."""
     rig = Rig(chosen=settings(keep_minutes=10))
     with rig.opened() as log:
         append(log, 20)
@@ -130,7 +130,7 @@ def test_nothing_goes_whose_object_is_not_there_any_more(trouble):
 
 
 def test_nothing_goes_that_a_subscription_has_not_confirmed():
-    """Where that is asked for; without subscriptions nobody is waited for."""
+    """If configured; without subscriptions nothing is waited for."""
     for confirmed, kept in ((0, True), (7, True), (99, False), (None, False)):
         rig = Rig(chosen=settings(wait=True))
         with rig.opened() as log:
@@ -144,7 +144,7 @@ def test_nothing_goes_that_a_subscription_has_not_confirmed():
 
 
 def test_a_file_that_is_being_read_stays():
-    """And goes when the reader is through with it."""
+    """It is deleted when the reader has finished with it."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 20)
@@ -161,7 +161,7 @@ def test_a_file_that_is_being_read_stays():
 
 
 def test_a_file_that_cannot_be_removed_is_not_forgotten():
-    """It was struck off the list and stayed on the disk for good: the next look removes it, and nobody reads it."""
+    """It used to be forgotten and stayed on the disk: the next pass removes it, and it is not read."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, path_part="wal")
     rig = Rig(disk=fs)
@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_removed_is_not_forgotten():
 
 
 def test_deletion_is_counted_by_its_reason():
-    """An operator sees which rule it was."""
+    """An operator sees which rule applied."""
     rig = Rig(chosen=settings(keep_minutes=None, keep_mb=0))
     with rig.opened() as log:
         append(log, 20)
@@ -192,7 +192,7 @@ def test_deletion_is_counted_by_its_reason():
 
 
 def test_start_offset_survives_a_restart():
-    """It moved durably before the files went, and nothing moves it back."""
+    """It moved durably before the files were deleted, and never moves back."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 20)
@@ -211,7 +211,7 @@ def test_start_offset_survives_a_restart():
 
 
 def test_objects_expire_by_their_own_policy():
-    """Descriptor first; a reader from the beginning is told that it is gone, and goes on behind it."""
+    """Descriptor first; a reader from the beginning gets an error, and continues after the deleted messages."""
     rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=60)))
     with rig.opened() as log:
         append(log, 10)
@@ -233,7 +233,7 @@ def test_objects_expire_by_their_own_policy():
 
 
 def test_what_was_uploaded_and_what_went_is_told_with_its_fields(monkeypatch):
-    """Topic, object, number of the file, offsets: no message leaves a place without a line in the log."""
+    """Topic, object, number of the file, offsets: every move of messages is logged."""
     told = []
     rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=60)))
     monkeypatch.setattr(rig.observer, "event", lambda name, **fields: told.append((name, fields)))

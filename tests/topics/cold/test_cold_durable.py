@@ -26,7 +26,7 @@ def opened(**changed):
 
 
 def on_another_disk(rig):
-    """What is left when the machine is lost with its disk, as soon as its lease is over."""
+    """The messages that remain when a machine is lost with its disk, after its lease."""
     other = Rig(
         disk=CrashFileSystem(), memory=rig.memory.clone(), facts=rig.facts.clone(), owner="two", patience_s=301.0,
         chosen=rig.chosen,
@@ -36,7 +36,7 @@ def on_another_disk(rig):
 
 
 def test_a_lost_disk_costs_nothing_that_was_said_to_be_uploaded():
-    """By an append, by a batch, by a numbered producer, and by waiting; what was only synced goes with the disk."""
+    """By an append, a batch, a numbered producer, and by waiting; messages that were only synced are lost."""
     rig, log = opened()
     log.append(b"0", durable="object")
     assert on_another_disk(rig) == [b"0"]
@@ -58,7 +58,7 @@ def test_a_lost_disk_costs_nothing_that_was_said_to_be_uploaded():
 
 
 def test_an_outage_is_waited_for_as_long_as_one_likes():
-    """The message is in the log, and is not appended again; it is there when the store is back."""
+    """The message is in the log, and is not appended again; it is uploaded when the store is back."""
     rig, log = opened()
     rig.objects.fail_on("put_parts", times=99)
     offset = log.append(b"0")
@@ -81,7 +81,7 @@ def test_an_outage_is_waited_for_as_long_as_one_likes():
 
 
 def test_where_nothing_is_uploaded_it_is_refused_before_anything_is_appended():
-    """Another word, too."""
+    """Other values of *durable* are, too."""
     rig, log = opened()
     for durable in ("objects", "yes", 2, b"object"):
         with pytest.raises(UsageError, match='durable is False, True or "object"'):
@@ -107,7 +107,7 @@ def test_where_nothing_is_uploaded_it_is_refused_before_anything_is_appended():
 
 
 def test_what_will_never_be_uploaded_is_said():
-    """Damage in the log, another owner, a store that was closed; what retention deleted was uploaded."""
+    """Damage in the log, another owner, a closed store; messages deleted by retention were uploaded."""
     rig, log = opened()
     append(log, 9)
     log.flush()
@@ -133,7 +133,7 @@ def test_what_will_never_be_uploaded_is_said():
 
 
 def test_callers_that_wait_share_an_upload(tmp_path):
-    """In threads, with the store's own thread; far fewer objects than messages."""
+    """In threads, with the store's thread; far fewer objects than messages."""
     with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold")) as store:
         log = store.topic(TOPIC)
         appended = []
@@ -155,7 +155,7 @@ def test_callers_that_wait_share_an_upload(tmp_path):
 
 
 def test_closing_ends_the_waiting(tmp_path):
-    """With an error that does not say that nothing was appended."""
+    """With an error that does not claim that nothing was appended."""
     with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold")) as store:
         log = store.topic(TOPIC)
         waits, result = threading.Event(), []
@@ -185,7 +185,7 @@ def test_closing_ends_the_waiting(tmp_path):
 
 
 def test_the_first_example_of_the_page_uploads(tmp_path, monkeypatch):
-    """Before its store is closed: what somebody tries first has to show an object."""
+    """Before its store is closed: the first example must produce an object."""
     page = Path(__file__).parents[3] / "docs" / "howto" / "object-stores.md"
     first = page.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
@@ -195,7 +195,7 @@ def test_the_first_example_of_the_page_uploads(tmp_path, monkeypatch):
 
 
 def test_who_does_not_own_a_topic_any_more_is_told_why():
-    """Not that nobody took it: it was released here, or given up, or somebody removed the record."""
+    """It was released here, or abandoned, or its record was removed."""
     store, clock = MemoryMetadata(), ManualClock()
 
     def owner():

@@ -1,4 +1,4 @@
-"""Stores that fail, lose answers, cut short, deliver twice and go away: nothing is lost, and appends go on."""
+"""Stores that fail, lose answers, truncate, repeat and become unavailable: no message is lost, appends continue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def mend_and_check(rig, log):
 @pytest.mark.parametrize("how", ["fail", "lose_answer", "truncate", "repeat", "slow"])
 @pytest.mark.parametrize("operation", OBJECT_CALLS)
 def test_each_call_of_the_object_store_goes_wrong(operation, how):
-    """Whichever call it is: the next cycle makes it good, and the whole sequence is there."""
+    """For any call, the next cycle recovers, and all messages are there."""
     calls = healthy_calls()[operation]
     assert calls
 
@@ -60,7 +60,7 @@ def test_each_call_of_the_object_store_goes_wrong(operation, how):
 
 @pytest.mark.parametrize("operation", OBJECT_CALLS)
 def test_an_object_store_that_stays_away_costs_only_disk(operation):
-    """Appends and reads go on, no local file goes, and all is made good afterwards."""
+    """Appends and reads continue, no local file is deleted, and everything is uploaded afterwards."""
     rig = Rig()
     with rig.opened() as log:
         rig.objects.fail_on(operation, times=10_000)
@@ -74,7 +74,7 @@ def test_an_object_store_that_stays_away_costs_only_disk(operation):
 @pytest.mark.parametrize("nth", range(1, 12))
 @pytest.mark.parametrize("kind", ["get", "range", "commit", "lose_answer"])
 def test_each_call_of_the_metadata_store_goes_wrong(kind, nth):
-    """A commit whose answer was lost did happen, or did not: the catalogue is read again before anything else."""
+    """A commit whose answer was lost may have happened: the catalog is read again before anything else."""
     rig = Rig()
     with rig.opened() as log:
         if kind == "lose_answer":
@@ -86,7 +86,7 @@ def test_each_call_of_the_metadata_store_goes_wrong(kind, nth):
 
 
 def test_a_metadata_outage_of_minutes():
-    """Appends go on for four minutes, local files stay, and everything is uploaded when it is back."""
+    """Appends continue for four minutes, local files stay, and everything is uploaded when it is back."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 5)
@@ -108,7 +108,7 @@ def test_a_metadata_outage_of_minutes():
 
 
 def test_an_object_that_came_out_different_is_not_published():
-    """What is read back is compared with what was read from the log; the local file stays, and it goes again."""
+    """The object is read back and compared with the log; the local file stays, and it is uploaded again."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 5)
@@ -134,7 +134,7 @@ def test_an_object_that_came_out_different_is_not_published():
 
 
 def test_a_failing_disk_does_not_stop_the_upload():
-    """The checkpoint is a hint: without it the catalogue says where to go on."""
+    """The checkpoint is a hint: without it the upload continues from the catalog."""
     rig = Rig()
     rig.disk = FaultFileSystem(rig.disk, {"pwrite": 1}, path_part="uploader.ckpt", forever=True)
     with rig.opened() as log:
@@ -146,7 +146,7 @@ def test_a_failing_disk_does_not_stop_the_upload():
 
 
 def test_a_wrong_checkpoint_is_found_out():
-    """It is only a hint: one that leads into the middle of a message is dropped for the log's own marks."""
+    """It is only a hint: one that points into a message is replaced by the log's own marks."""
     rig = Rig(chosen=settings(rotate=100_000))
     with rig.opened() as log:
         append(log, 5)
@@ -169,7 +169,7 @@ def test_a_wrong_checkpoint_is_found_out():
 
 
 def test_an_upload_goes_on_at_the_byte_where_it_ended():
-    """Not at the beginning of the file: the checkpoint names the file and the byte, also after a restart."""
+    """Not at the beginning of the file: the checkpoint has the file and the byte, also after a restart."""
     rig = Rig(chosen=settings(rotate=100_000, keep_minutes=None))
     reads = []
     with rig.opened(hand_over=False) as log:
@@ -199,7 +199,7 @@ def test_an_upload_goes_on_at_the_byte_where_it_ended():
 
 
 def test_a_frame_that_is_not_synced_is_not_uploaded():
-    """After a power cut its offset may belong to another message: the object would say something else than the log."""
+    """After a power loss its offset may be given to another message: the object would differ from the log."""
     rig = Rig(chosen=settings(rotate=100_000))
     with rig.opened() as log:
         append(log, 3)
@@ -212,7 +212,7 @@ def test_a_frame_that_is_not_synced_is_not_uploaded():
 
 
 def test_damage_in_the_log_is_stepped_over_and_told():
-    """The object ends before it, the next one begins behind it; the file goes when it has nothing else to give."""
+    """The object ends before it, the next one starts after it; the file is deleted when all the rest is uploaded."""
     rig = Rig(chosen=settings(rotate=100_000))
     with rig.opened() as log:
         append(log, 9)
@@ -238,7 +238,7 @@ def test_damage_in_the_log_is_stepped_over_and_told():
 
 
 def test_reading_through_an_outage_of_the_object_store():
-    """The reader says that it could not, and the same reader goes on where it was."""
+    """The reader raises an error, and the same reader continues where it was."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 9)
@@ -252,7 +252,7 @@ def test_reading_through_an_outage_of_the_object_store():
 
 
 def test_an_empty_place_is_not_a_loss():
-    """A disk that is not mounted, another bucket: reading fails and goes on later, and nothing is uploaded there."""
+    """A disk that is not mounted, another bucket: reads fail and succeed later, and nothing is uploaded there."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 9)
@@ -277,13 +277,13 @@ def test_an_empty_place_is_not_a_loss():
 
 
 def rig_on(rig):
-    """The same process started again, on what *rig* has for objects now."""
+    """The same process, restarted with the current objects of *rig*."""
     rig.objects = FaultObjects(rig.memory, clock=rig.clock)
     return rig
 
 
 def test_a_truncated_answer_is_not_taken_for_a_truncated_object():
-    """The object is there in full: the reader asks again instead of calling messages lost."""
+    """The object is complete: the reader requests it again instead of reporting lost messages."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 9)
@@ -297,7 +297,7 @@ def test_a_truncated_answer_is_not_taken_for_a_truncated_object():
 
 
 def test_closing_does_not_wait_for_a_backlog():
-    """The cycle that runs ends with the object that it is at; the rest goes up after the next opening."""
+    """The running cycle ends after its current object; the rest is uploaded after the next opening."""
     rig = Rig(chosen=settings(rotate=300, keep_minutes=None))
     log = rig.open()
     append(log, 40)

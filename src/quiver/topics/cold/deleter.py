@@ -139,8 +139,8 @@ class LocalDeleter:
     Args:
         wal, topic: the log; it has a directory.
         settings: of local files.
-        confirmed: returns the offset after the last that every reliable subscription has confirmed; None when there is
-            no subscription.
+        confirmed: returns the offset after the last that every reliable subscription has confirmed; None without
+            subscriptions.
         clock, observer: time, and where counts are sent.
     """
 
@@ -191,8 +191,8 @@ class Deleter:
         catalog: of the topic.
         settings, retention: of local files, and of objects.
         check: raises if this is not the owner now.
-        confirmed: returns the offset after the last that every reliable subscription has confirmed; None when there is
-            no subscription.
+        confirmed: returns the offset after the last that every reliable subscription has confirmed; None without
+            subscriptions.
         clock, observer: time, and where counts are sent.
     """
 

@@ -1,4 +1,4 @@
-"""Closing a store hands its topics over: another machine goes on where this one stopped, with nothing left behind."""
+"""Closing a store hands its topics over: another machine continues where this one stopped, with every message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Telling(InMemoryObserver):
-    """Keeps what it is told."""
+    """Records events."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class Telling(InMemoryObserver):
 
 
 def machine(rig, **changed):
-    """Another machine: a disk of its own, and the same two stores."""
+    """Another machine, with its own disk and the same two stores."""
     options = {"disk": CrashFileSystem(), "owner": "two", "chosen": rig.chosen, **changed}
     return Rig(memory=rig.memory, facts=rig.facts, **options)
 
@@ -41,7 +41,7 @@ def state_of(rig):
 
 
 def test_another_machine_goes_on_where_a_clean_close_stopped():
-    """At once, at the next offset, with every message; nothing is set aside when the first machine comes back."""
+    """Immediately, at the next offset, with every message; nothing is quarantined when the first machine comes back."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 1000)
@@ -64,7 +64,7 @@ def test_another_machine_goes_on_where_a_clean_close_stopped():
 
 
 def test_what_was_never_synced_is_handed_over_too():
-    """Closing syncs first; subscriptions go along; an append to the closed log says that it is closed."""
+    """Closing syncs first; subscriptions move along; an append to the closed log raises."""
     one = Rig()
     log = one.open()
     append(log, 7)
@@ -85,7 +85,7 @@ def test_what_was_never_synced_is_handed_over_too():
 
 
 def test_a_close_with_nothing_new_asks_for_next_to_nothing():
-    """The catalogue says that everything is up: no object is listed, read or written."""
+    """According to the catalog everything is uploaded: no object is listed, read or written."""
     one = Rig()
     with one.opened() as log:
         append(log, 5)
@@ -102,7 +102,7 @@ def test_a_close_with_nothing_new_asks_for_next_to_nothing():
 
 
 def test_an_outage_is_reported_and_costs_nothing():
-    """The messages are named; the directory keeps its topic, and hands it over when it is closed the next time."""
+    """The messages are reported; the directory keeps its topic, and hands it over when it is closed the next time."""
     one = Rig(chosen=settings(keep_minutes=None))
     one.observer = Telling()
     log = one.open()
@@ -131,7 +131,7 @@ def test_an_outage_is_reported_and_costs_nothing():
 
 
 def test_a_store_that_does_not_answer_is_waited_for_no_longer_than_said():
-    """Also when another topic's upload is what hangs; what comes of it later changes nothing."""
+    """Also when another topic's upload hangs; its later result changes nothing."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 3)
@@ -170,7 +170,7 @@ def test_a_store_that_does_not_answer_is_waited_for_no_longer_than_said():
 
 
 def test_a_close_that_is_interrupted_waits_for_nobody(monkeypatch):
-    """Ctrl-C while the object store hangs once ended the process only when that answered."""
+    """After Ctrl-C while the object store hung, the process used to end only with the store's answer."""
     one = Rig(chosen=settings(keep_minutes=None))
     append(one.open(), 3)
     hangs, answered = threading.Event(), threading.Event()
@@ -202,7 +202,7 @@ def test_a_close_that_is_interrupted_waits_for_nobody(monkeypatch):
 
 
 def test_another_owner_keeps_the_topic():
-    """The report says so, and what to do with the messages."""
+    """The report has the remedy for the messages."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 4)
@@ -217,7 +217,7 @@ def test_another_owner_keeps_the_topic():
 
 
 def test_hand_over_seconds_0_keeps_everything_here():
-    """As a process that is soon back may want it; and a setting of the broker's file."""
+    """For a process that restarts soon; also as a setting of the broker's file."""
     one = Rig(chosen=settings())
     one.chosen = one.chosen.__class__(
         wal=one.chosen.wal, deleter=one.chosen.deleter, uploader=UploaderSettings(hand_over_seconds=0)
@@ -233,7 +233,7 @@ def test_hand_over_seconds_0_keeps_everything_here():
 
 
 def test_damage_at_the_end_does_not_keep_a_topic_here():
-    """What no file has any more cannot be uploaded; the topic is handed over all the same, behind it."""
+    """Lost messages cannot be uploaded; the topic is handed over after them."""
     one = Rig(chosen=settings(rotate=None, keep_minutes=None))
     with one.opened() as log:
         one.objects.fail_on("put_parts", times=99)

@@ -1,4 +1,4 @@
-"""Two processes never both write a topic; moving one loses and repeats nothing."""
+"""Two processes never both write a topic; moving one loses and repeats no message."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from quiver.topics.dispatch.saved import SubscriptionFiles
 
 
 def other(rig, **changed):
-    """Another process, with a disk and a clock of its own, and the same two stores."""
+    """Another process, with its own disk and clock, and the same two stores."""
     options = {"disk": CrashFileSystem(), "clock": ManualClock(), "owner": "two", **changed}
     return Rig(memory=rig.memory, facts=rig.facts, chosen=rig.chosen, **options)
 
 
 def test_a_second_process_is_refused():
-    """While the first one lives; it is told who that is."""
+    """While the first one lives, whose name is in the error."""
     one = Rig()
     with one.opened() as log:
         append(log, 3)
@@ -65,7 +65,7 @@ def test_moving_a_topic_loses_and_repeats_nothing():
 
 
 def test_the_state_is_the_documents():
-    """Key and JSON; the next owner takes back that the topic is sealed, and not how far it came."""
+    """Key and JSON; the next owner clears the sealed flag and keeps the offset."""
     one = Rig()
     log = one.open()
     append(log, 4)
@@ -94,7 +94,7 @@ def test_an_empty_topic_moves_too():
 
 
 def test_a_topic_whose_upload_fails_is_not_given_up():
-    """It is sealed and still ours: unloading it again, when the store is back, succeeds."""
+    """It is sealed and still owned here: unloading it again, when the store is back, succeeds."""
     one = Rig()
     with one.opened() as log:
         append(log, 4)
@@ -113,7 +113,7 @@ def test_a_topic_whose_upload_fails_is_not_given_up():
 
 
 def test_the_loser_is_fenced_and_told_so():
-    """It was away for so long that another took over: it appends nothing, publishes nothing, deletes nothing."""
+    """Another process took over meanwhile: the former owner appends, publishes and deletes nothing."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 5)
@@ -140,7 +140,7 @@ def test_the_loser_is_fenced_and_told_so():
 
 
 def test_an_owner_that_cannot_renew_stops_before_another_begins():
-    """Its own clock says when; while nobody can take over it goes on as soon as it can renew."""
+    """By its own clock; until another takes over it continues as soon as it can renew."""
     one = Rig()
     with one.opened() as log:
         append(log, 1)
@@ -161,7 +161,7 @@ def test_an_owner_that_cannot_renew_stops_before_another_begins():
 
 @pytest.mark.parametrize("step", ["put_parts", "copy", "head", "get_range", "commit"])
 def test_a_fenced_upload_in_the_middle_changes_nothing(step):
-    """Whatever the step at which another takes over: the former owner's descriptor does not go through."""
+    """At whatever step another takes over: the former owner's descriptor is not published."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 3)
@@ -196,7 +196,7 @@ def test_a_fenced_upload_in_the_middle_changes_nothing(step):
 
 
 def test_a_restart_after_a_kill_does_not_wait():
-    """The same directory is the same owner: its lock says that the former process is gone."""
+    """The same directory is the same owner: its lock shows that the former process has ended."""
     one = Rig()
     log = one.open()
     append(log, 5)
@@ -212,7 +212,7 @@ def test_a_restart_after_a_kill_does_not_wait():
 
 @pytest.mark.parametrize("step", ["subscriptions", "files", "attach"])
 def test_who_cannot_open_a_topic_does_not_keep_it_from_others(monkeypatch, step):
-    """A machine with a broken disk took over, could not open the topic, and renewed its ownership ever after."""
+    """A machine with a damaged disk took over, could not open the topic, and renewed its ownership forever."""
     one = Rig()
     with one.opened() as log:
         append(log, 5)
@@ -238,7 +238,7 @@ def test_who_cannot_open_a_topic_does_not_keep_it_from_others(monkeypatch, step)
 
 
 def test_who_had_a_topic_before_is_waited_for_as_usual(monkeypatch):
-    """What is not uploaded may be on its disk alone: for a lease nobody else gets it, and then somebody does."""
+    """Unuploaded messages may be on its disk alone: no other gets it for a lease, and then one does."""
     one = Rig()
     append(one.open(), 5)
     one.store.close(timeout=0)
@@ -262,7 +262,7 @@ def test_who_had_a_topic_before_is_waited_for_as_usual(monkeypatch):
 
 
 def test_offsets_never_go_back():
-    """Local files lost, metadata there: the next offset is above every object's."""
+    """Local files lost, metadata intact: the next offset is above every object's."""
     one = Rig()
     with one.opened() as log:
         append(log, 6)
@@ -288,7 +288,7 @@ def test_nobody_who_may_own_it_means_nobody_opens_it():
 
 
 def test_keys_are_the_documents():
-    """Descriptors under twenty digits, and the pointer to the newest."""
+    """Descriptors with twenty digits, and the pointer to the newest."""
     one = Rig()
     with one.opened() as log:
         append(log, 9)
@@ -308,7 +308,7 @@ def test_keys_are_the_documents():
 
 
 def test_a_producer_goes_on_where_its_topic_goes():
-    """What it sent before the move is in objects only, and is not appended again there."""
+    """Messages sent before the move are in objects only, and are not appended again there."""
     one = Rig()
     log = one.open()
     for number in range(5):

@@ -1,4 +1,4 @@
-"""Messages that another owner's have replaced come back into their topic: each of them, once."""
+"""Superseded messages are appended to their topic again, each of them once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUARANTINE = f"/topics/{TOPIC}/quarantine"
 
 
 def forked(mine=30, theirs=40, *, rotate=400, write=None):
-    """A machine whose last *mine* messages another's have replaced, and which is back."""
+    """A machine that is back, with *mine* messages that another owner superseded."""
     chosen = settings(keep_minutes=None, rotate=rotate)
     one = Rig(chosen=chosen)
     log = one.open()
@@ -51,7 +51,7 @@ def names(rig):
 
 @pytest.mark.parametrize("rotate", [None, 400])
 def test_each_message_comes_back_once(rotate):
-    """Behind what the other wrote, in order, as it was; a second call finds nothing to do."""
+    """After the other's messages, in order, unchanged; a second call finds nothing to do."""
     rig = forked(rotate=rotate)
     with rig.opened() as log:
         assert all(".from10.replaced" in name or rotate for name in names(rig))
@@ -76,7 +76,7 @@ def test_each_message_comes_back_once(rotate):
 
 
 def test_a_crash_at_any_step_loses_and_repeats_nothing():
-    """The next call appends what is missing."""
+    """The next call appends the missing messages."""
     rig = forked(12, 20)
     disk, moments = rig.disk, []
 
@@ -100,7 +100,7 @@ def test_a_crash_at_any_step_loses_and_repeats_nothing():
 
 
 def test_what_was_replaced_a_second_time_comes_back_once_too():
-    """Half of it was appended again, not uploaded, and replaced once more before the call came to its end."""
+    """Half of it was appended again, not uploaded, and superseded once more before the call finished."""
     rig = forked(12, 20, rotate=None)
     log = rig.open()
     rig.objects.fail_on("put_parts", times=99)
@@ -169,7 +169,7 @@ def test_of_two_machines_that_replaced_each_other_every_message_comes_back(uploa
 
 
 def test_what_came_back_is_no_damage():
-    """Its offsets stay empty, and `verify` names them; what nobody has is damage all the same."""
+    """Its offsets stay empty, and `verify` reports them as quarantined; messages lost everywhere are damage."""
     rig = forked(30, 6)
     with rig.opened() as log:
         rig.store.maintain()
@@ -190,7 +190,7 @@ def test_what_came_back_is_no_damage():
 
 
 def test_what_its_producer_sent_again_is_not_appended_twice():
-    """The number of a message is kept, and looked for."""
+    """The number of a message is stored, and compared."""
 
     def write(log):
         edge = log.producer("edge")
@@ -218,7 +218,7 @@ def test_what_its_producer_sent_again_is_not_appended_twice():
 
 
 def test_damaged_messages_are_counted_and_the_rest_comes_back():
-    """What is left of a file is worth having."""
+    """The intact messages of the file are appended."""
     rig = forked(12, 20, rotate=None)
     with rig.opened() as log:
         (name,) = names(rig)
@@ -232,7 +232,7 @@ def test_damaged_messages_are_counted_and_the_rest_comes_back():
 
 
 def test_files_of_an_earlier_version_do_not_say_from_where_on():
-    """Then they are compared with the topic, as long as it still has these messages."""
+    """They are compared with the topic, as long as it still has these messages."""
     rig = forked(12, 20, rotate=None)
     with rig.opened() as log:
         (name,) = names(rig)

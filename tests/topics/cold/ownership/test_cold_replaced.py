@@ -1,4 +1,4 @@
-"""What one process had not uploaded when another took its topic over, and what is done about it when it comes back."""
+"""Messages that one process had not uploaded when another took its topic over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIRECTORY = f"/topics/{TOPIC}"
 
 
 def forked(uploaded: int, mine: int, theirs: int, *, rotate: int | None = 400) -> tuple[Rig, list[bytes]]:
-    """A process that died with *mine* messages on its disk alone, and was replaced; and what the topic holds now."""
+    """A process that died with *mine* unuploaded messages and was replaced; and the contents of the topic now."""
     one = Rig(chosen=settings(keep_minutes=None, rotate=rotate))
     log = one.open()
     append(log, uploaded)
@@ -46,7 +46,7 @@ def quarantined(rig: Rig) -> list[str]:
 @pytest.mark.parametrize("rotate", [None, 400])
 @pytest.mark.parametrize("mine", [1, 10, 30])
 def test_the_topic_is_what_its_owner_wrote(rotate, mine):
-    """What a former owner has under the same offsets hides nothing, is kept, and is said."""
+    """A former owner's messages with the same offsets hide nothing, are quarantined, and are reported."""
     rig, wanted = forked(10, mine, 40, rotate=rotate)
     with rig.opened() as log:
         assert log._engine.wal.next_offset == 50
@@ -67,7 +67,7 @@ def test_the_topic_is_what_its_owner_wrote(rotate, mine):
 
 
 def test_what_nobody_replaced_is_still_there():
-    """Files wholly behind what the other wrote are nobody else's: they are read, and uploaded."""
+    """Files completely after the other's messages belong to this process: they are read, and uploaded."""
     rig, _ = forked(10, 30, 5)
     with rig.opened() as log:
         with log.reader(0, follow=False, on_lost="skip") as reader:
@@ -82,7 +82,7 @@ def test_what_nobody_replaced_is_still_there():
 
 
 def test_a_crash_behind_an_upload_replaces_nothing():
-    """The catalogue is ahead of the checkpoint then, and the files agree with it."""
+    """The catalog is ahead of the checkpoint, and the files agree with it."""
     one = Rig(chosen=settings(keep_minutes=None))
     with one.opened() as log:
         append(log, 10)
@@ -95,7 +95,7 @@ def test_a_crash_behind_an_upload_replaces_nothing():
 
 
 def test_while_nobody_can_say_the_topic_is_not_opened():
-    """Guessing would mean to hide what is true, or to take away what is whole."""
+    """A guess could hide valid messages, or quarantine intact files."""
     rig, wanted = forked(10, 10, 20)
     rig.objects.fail_on("get_range", 1, times=99)
     with pytest.raises(ObjectsUnavailableError):
@@ -108,7 +108,7 @@ def test_while_nobody_can_say_the_topic_is_not_opened():
 
 
 def test_a_crash_at_any_step_of_setting_aside():
-    """What is not moved yet is moved the next time."""
+    """Files that are not moved yet are moved the next time."""
     rig, wanted = forked(10, 30, 60)
     disk = rig.disk
     assert isinstance(disk, CrashFileSystem)
@@ -130,7 +130,7 @@ def test_a_crash_at_any_step_of_setting_aside():
 
 @pytest.mark.parametrize("step", ["put_parts", "copy", "head", "get_range"])
 def test_a_former_owner_never_touches_an_object_of_the_same_name(step):
-    """It stopped in the middle of an upload; meanwhile another uploaded messages of its own at the same offsets."""
+    """It stopped in the middle of an upload; meanwhile another uploaded its own messages at the same offsets."""
     one = Rig(chosen=settings(keep_minutes=None, rotate=None))
     log = one.open()
     append(log, 5)
@@ -160,7 +160,7 @@ def test_a_former_owner_never_touches_an_object_of_the_same_name(step):
 
 
 def test_a_topic_that_another_took_is_let_go_of():
-    """There is nothing to finish: the store goes on with its other topics, and may ask for this one again."""
+    """There is nothing to finish: the store continues with its other topics, and may open this one again."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 5)
@@ -181,7 +181,7 @@ def test_a_topic_that_another_took_is_let_go_of():
 
 
 def test_a_cycle_ends_with_what_was_there_when_it_began():
-    """Under a writer that never stops it would never end, and no other topic would have its turn."""
+    """With a writer that never stops it would never end, and other topics would not be uploaded."""
     one = Rig()
     with one.opened() as log:
         append(log, 10)

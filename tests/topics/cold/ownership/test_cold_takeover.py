@@ -1,4 +1,4 @@
-"""A process under a supervisor takes over from a machine that died, however often it is restarted meanwhile."""
+"""A supervised process takes over from a machine that died, despite its restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def disk_of(boot="6c5e-1"):
-    """A disk of a machine that says when it was booted."""
+    """A disk of a machine with a boot id."""
     disk = CrashFileSystem()
     say_boot(disk, boot)
     return disk
@@ -33,7 +33,7 @@ def say_boot(disk, boot):
 
 
 def dead_machine(*topics):
-    """A machine that appended to topics, uploaded that, and died."""
+    """A machine that appended to topics, uploaded the messages, and died."""
     rig = Rig()
     append(rig.open(), 5)
     for topic in topics:
@@ -44,7 +44,7 @@ def dead_machine(*topics):
 
 
 def run_once(dead, disk, clock, **changed):
-    """A process that is started, opens the topic, and ends; the exception when it was refused."""
+    """A process that starts, opens the topic, and ends; returns the exception when it was refused."""
     rig = Rig(disk=disk, clock=clock, memory=dead.memory, facts=dead.facts, owner="two", chosen=dead.chosen, **changed)
     try:
         log = rig.open()
@@ -57,7 +57,7 @@ def run_once(dead, disk, clock, **changed):
 
 
 def test_restarts_do_not_begin_the_watch_again():
-    """Refused every ten seconds, it has the topic when the owner has been silent for its lease, not never."""
+    """Refused every ten seconds, it gets the topic when the owner has been silent for its lease."""
     dead, disk, clock = dead_machine(), disk_of(), ManualClock()
     restarts = 0
     while (error := run_once(dead, disk, clock)) is not None:
@@ -69,7 +69,7 @@ def test_restarts_do_not_begin_the_watch_again():
 
 
 def test_one_lease_is_enough_for_all_topics():
-    """Who is refused one of them watches the owners of all of them."""
+    """A process that is refused one of them watches the owners of all."""
     names = ["a/b", "a/b-c", "a/b.c", "a/b0", "b/a"]
     dead, disk, clock = dead_machine(*names), disk_of(), ManualClock()
     assert run_once(dead, disk, clock) is not None
@@ -83,7 +83,7 @@ def test_one_lease_is_enough_for_all_topics():
 
 @pytest.mark.parametrize("what", ["alive", "rebooted", "damaged", "no boot id", "another metadata store"])
 def test_what_begins_the_watch_again(what):
-    """Anything that leaves a doubt: it costs a lease, and no owner that is alive its topic."""
+    """Any doubt: it costs a lease, and never takes a topic from a live owner."""
     dead, disk, clock = dead_machine(), disk_of(), ManualClock()
     if what == "no boot id":
         disk.remove(BOOT_ID)
@@ -117,7 +117,7 @@ def test_what_begins_the_watch_again(what):
 
 
 def test_a_clock_that_was_set_back_costs_one_lease():
-    """A virtual machine that is taken back to a snapshot once waited until its clock had made up for that."""
+    """A virtual machine that was reset to a snapshot used to wait until its clock had caught up."""
     dead, disk, clock = dead_machine(), disk_of(), ManualClock()
     clock.advance(90_000)
     assert run_once(dead, disk, clock) is not None
@@ -153,7 +153,7 @@ def test_open_waits_as_long_as_it_is_told():
 
 
 def test_an_outage_while_owners_are_looked_at_hides_nothing():
-    """The topic is refused as it would be; what was not looked at then is looked at by the next who asks."""
+    """The topic is refused as usual; owners that could not be observed are observed by the next caller."""
     dead, disk, clock = dead_machine("a/b"), disk_of(), ManualClock()
     rig = Rig(disk=disk, clock=clock, memory=dead.memory, facts=dead.facts, owner="two", chosen=dead.chosen)
 
