@@ -99,7 +99,7 @@ def test_from_log_to_log(spark, tmp_path):
         ({"payload": "string"}, {"path": ""}, "needs the directory of a log"),
         ({"payload": "string"}, {"log": "../x"}, "cannot be named"),
         ({"payload": "string"}, {"path": "/"}, "needs the directory of a log"),
-        ({"payload": "bigint"}, {}, "bigint where binary or string"),
+        ({"payload": "bigint"}, {}, "bigint, but must be binary or string"),
         ({"value": "string"}, {}, "column value is not a column of a record"),
         ({"ext_id": "bigint", "timestamp": "timestamp"}, {}, "needs a column payload"),
         ({"payload": "string"}, {"txnAppId": "x"}, "txnAppId and txnVersion"),

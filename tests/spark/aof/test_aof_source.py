@@ -101,7 +101,7 @@ def test_cold_segments_are_read_where_they_are(log, tmp_path, away):
     assert some == list(log.written.values())[50:90]
     assert len(list(segments.glob("*.seg"))) == 1
     if away == "cold":
-        with pytest.raises(UsageError, match="no object store"):
+        with pytest.raises(UsageError, match="none was given"):
             read(log.source())
 
 
@@ -145,7 +145,7 @@ def test_a_bound_inside_a_record_is_refused(log, tmp_path, away):
         ({"startingOffsets": "soon"}, "earliest, latest or a record id"),
         ({"startingOffsets": "1", "startingTimestamp": "2"}, "contradict"),
         ({"columns": "payload,nothing"}, "no column 'nothing'"),
-        ({"columns": "payload,payload"}, "twice"),
+        ({"columns": "payload,payload"}, "is repeated"),
         ({"maxRowsPerTrigger": "0"}, "at least 1"),
         ({"maxBytesPerTrigger": "much"}, "maxBytesPerTrigger"),
         ({"failOnDataLoss": "maybe"}, "neither true nor false"),

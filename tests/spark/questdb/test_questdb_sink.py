@@ -134,7 +134,7 @@ def test_wrong_options_are_refused_before_anything_is_written(frame):
 
     with pytest.raises(UsageError, match="sf_dir is missing"):
         QuestdbDataSource({**good, "conf": "ws::addr=h:1;"}).writer(frame.schema, overwrite=False)
-    with pytest.raises(UsageError, match="no column nope; there are sym, price, ts"):
+    with pytest.raises(UsageError, match="no column nope; columns are sym, price, ts"):
         QuestdbDataSource({**good, "at": "nope"}).writer(frame.schema, overwrite=False)
     with pytest.raises(UsageError, match="table name 'a/b'"):
         QuestdbDataSource({**good, "table": "a/b"}).writer(frame.schema, overwrite=False)

@@ -104,7 +104,7 @@ def test_what_is_there_is_not_overwritten(spark, tmp_path):
     [
         ({"payload": "string"}, {"topik": ORDERS}, "did you mean topic"),
         ({"payload": "string"}, {}, "name the topic"),
-        ({"payload": "bigint"}, {"topic": ORDERS}, "bigint where binary or string"),
+        ({"payload": "bigint"}, {"topic": ORDERS}, "bigint, but must be binary or string"),
         ({"value": "string"}, {"topic": ORDERS}, "column value is not a column of a message"),
         ({"key": "string"}, {"topic": ORDERS}, "needs a column payload"),
         ({"payload": "string"}, {"topic": ORDERS, "txnAppId": "x"}, "txnAppId and txnVersion"),

@@ -403,7 +403,7 @@ def test_a_topic_of_another_file_name(tmp_path):
     settings = TopicSettings.from_mapping({"wal": {"file_name": "queue.log"}})
     with TopicStore.open(tmp_path, settings=settings, background=False) as store:
         fill(store, 3)
-        with pytest.raises(UsageError, match="not named wal.log"):
+        with pytest.raises(UsageError, match="not called wal.log"):
             view_of(store).next_offset()
         options = parse_topic_options({"path": store.root, "topic": ORDERS, "fileName": "queue.log"})
         assert TopicView(options.place, ORDERS).next_offset() == 3
