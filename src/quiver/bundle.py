@@ -1,9 +1,8 @@
 """
-The thing that flows: slot id → RecordBatch, and the adapter that gives the slots their meaning.
+The bundle: slot id → RecordBatch, and the adapter that defines the meaning of the slots.
 
-A bundle has at most 64 slots, numbered 0 to 63. What a number means belongs to the integration: an `Adapter`
-holds its slot table, and a digest of that table stands in every WAL file, so that a log is never read with
-another table's eyes.
+A bundle has at most 64 slots, numbered 0 to 63. Each integration defines the meaning of its numbers: an `Adapter` has
+the slot table, and every WAL file contains a digest of that table, so that a log is never read with another one.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ SLOT_MAX = 63
 """The slot bitmap of a WAL entry has 64 bits."""
 
 OTAP_CONFIG_HASH = b"QUIVER_SEGCFG\0\0\0"
-"""What the released Rust engine writes in place of a digest; the `otap` profile writes it too."""
+"""The constant that the released Rust engine writes instead of a digest; the `otap` profile writes it, too."""
 
 
 class BundleRef(NamedTuple):
-    """Where a sealed bundle lies: segment number, and index within the segment."""
+    """The address of a sealed bundle: segment number, and index within the segment."""
 
     segment: int
-    index: int  # type: ignore[assignment] # it hides a method of tuple that nobody calls on a place
+    index: int  # type: ignore[assignment] # hides a method of tuple that is not used here
 
     def __str__(self) -> str:
         return f"{self.segment}:{self.index}"
@@ -86,10 +85,10 @@ class Adapter:
     @cached_property
     def config_hash(self) -> bytes:
         """
-        The 16 bytes that stand in a WAL header: BLAKE3 over the slot table, cut.
+        The 16 bytes in a WAL header: a truncated BLAKE3 digest of the slot table.
 
         Covers the adapter's name, each slot id with its name in ascending order, the slot order within an entry
-        and the entry checksum; nothing that tuning may change.
+        and the entry checksum, but no tunable setting.
         """
         table = "".join(f"{slot}={name}\n" for slot, name in self.slots.items())
         contract = f"quiver adapter v1\n{self.name}\n{table}order=ascending\nchecksum=crc32\n"
@@ -101,9 +100,9 @@ class Adapter:
 
     def item_count(self, row_counts: Mapping[int, int]) -> int | None:
         """
-        Return how many items there are where each slot has so many rows.
+        Return the number of items, given the row count of each slot.
 
-        None when that cannot be told from rows: a signal of which no item slot is there, as in whole OTLP requests.
+        None if rows do not determine it: a signal without an item slot, as in complete OTLP requests.
         """
         items = [slot for slot in row_counts if slot in self.item_slots]
         opaque = any(row_counts.get(slot) for slot in OTLP_SLOTS.values())
@@ -116,7 +115,7 @@ class Adapter:
         Return the slot id for an id or a name.
 
         Raises:
-            InvalidBundleError: no such slot.
+            InvalidBundleError: the slot does not exist.
         """
         if isinstance(key, str):
             slot = self.by_name.get(key)
@@ -182,10 +181,10 @@ def _describe(field: pa.Field) -> str:
 
 def schema_fingerprint(schema: pa.Schema) -> bytes:
     """
-    Return the 32-byte BLAKE3 digest of all that makes two schemas different.
+    Return a 32-byte BLAKE3 digest of everything that distinguishes two schemas.
 
     Names, order, types with units and zones, nullability and metadata count, at every depth, so two batches
-    with the same fingerprint can always share a stream. One value per schema, whatever wrote it.
+    with the same fingerprint can always share a stream. The value depends only on the schema, not on its writer.
     """
     if schema.equals(OTLP_SCHEMA, check_metadata=True):
         return OTLP_FINGERPRINT
@@ -208,7 +207,7 @@ def _contains_union(kind: pa.DataType) -> bool:
 
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
-    """Return the bytes of *batch*: of what it shows; with unions, of all that its buffers hold."""
+    """Return the bytes of *batch*: of its visible rows; with unions, of its complete buffers."""
     # Arrow leaves out the buffers of a union without rows when it reads one; `nbytes` looks into them and takes the
     # process down.
     size: int = batch.get_total_buffer_size() if has_unions(batch.schema) else batch.nbytes
@@ -217,7 +216,7 @@ def batch_bytes(batch: pa.RecordBatch) -> int:
 
 class Bundle:
     """
-    An immutable set of slots, each holding one RecordBatch. Absent slots are simply not there.
+    An immutable set of slots, each with one RecordBatch.
 
     Args:
         slots: slot id or slot name → RecordBatch. Names are those of *adapter*.
@@ -259,10 +258,7 @@ class Bundle:
 
     @classmethod
     def of_read(cls, slots: dict[int, pa.RecordBatch], ingested_at_ns: int | None, adapter: Adapter) -> Self:
-        """
-        Return what was read back from a store: slot ids, ascending. Nothing is checked again, and
-        *slots* is kept.
-        """
+        """Return a bundle that was read from a store. Slot ids must ascend; *slots* is neither checked nor copied."""
         bundle = cls.__new__(cls)
         bundle._slots = slots  # noqa: SLF001 - its own class
         bundle._nbytes = -1  # noqa: SLF001
@@ -294,11 +290,11 @@ class Bundle:
             slot = self.adapter.slot(key)
             batch = self._slots.get(slot)
             if batch is None:
-                there = ", ".join(map(self._told, self._slots)) or "none"
-                raise KeyError(f"this bundle has no slot {self._told(slot)}; it has {there}")
+                there = ", ".join(map(self._describe_slot, self._slots)) or "none"
+                raise KeyError(f"this bundle has no slot {self._describe_slot(slot)}; it has {there}")
         return batch
 
-    def _told(self, slot: int) -> str:
+    def _describe_slot(self, slot: int) -> str:
         name = self.adapter.slots.get(slot)
         return str(slot) if name is None else f"{slot} ({name})"
 

@@ -1,4 +1,4 @@
-"""Time, handed in. Nothing else in the library reads a clock or sleeps."""
+"""Clocks, passed as arguments. Nothing else in the library reads a clock or sleeps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Clock(Protocol):
-    """What the library needs to know about time."""
+    """The clock that the library uses."""
 
     def now_ns(self) -> int:
         """Wall clock, nanoseconds since the Unix epoch, UTC. May step back or forward."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never steps. Only differences mean anything."""
+        """Seconds on a clock that never steps. Only differences are meaningful."""
 
     def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
-        """Wait on a held *condition*; False when *timeout_s* passed first."""
+        """Wait on a held *condition*; return False if *timeout_s* passed first."""
 
 
 class SystemClock:
@@ -34,8 +34,8 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
 
     def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
-        """Wait on a held *condition*; False when *timeout_s* passed first."""
-        # Beyond what the platform can wait for, a lock raises OverflowError, and the thread that waits would end.
+        """Wait on a held *condition*; return False if *timeout_s* passed first."""
+        # A longer time than the platform supports would raise OverflowError, and the waiting thread would end.
         return condition.wait(timeout_s if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
 
 
@@ -44,11 +44,11 @@ SYSTEM_CLOCK = SystemClock()
 
 class SteadyTime:
     """
-    The time of day without steps: what the wall clock said when this was made, plus what has passed since.
+    The time of day without steps: the wall-clock time of creation, plus the monotonic time passed since.
 
     Args:
         clock: both clocks.
-        zero_ns: the time of day at which the monotonic clock was 0, as another instance gave it; None is by now.
+        zero_ns: the time of day at which the monotonic clock was 0, from another instance; None computes it.
     """
 
     def __init__(self, clock: Clock, zero_ns: int | None = None) -> None:
@@ -61,9 +61,9 @@ class SteadyTime:
 
     def step_ns(self) -> int:
         """
-        Return by how much the wall clock was set forward since this was made; below 0 when it was set back.
+        Return by how much the wall clock was set forward since creation; negative if it was set back.
 
-        Less than a second counts as none: the two clocks drift apart by as much.
+        Less than a second counts as 0: the two clocks drift by as much.
         """
         step_ns = self._clock.now_ns() - self.now_ns()
         return step_ns if abs(step_ns) >= _STEP_NS else 0
@@ -71,7 +71,7 @@ class SteadyTime:
 
 class Ages(Generic[K]):
     """
-    When things began that bear a time of the wall clock, so that no step of that clock makes one older.
+    Tracks when things with a wall-clock timestamp began, so that a step of that clock makes none of them older.
 
     Not thread-safe.
     """
@@ -83,11 +83,10 @@ class Ages(Generic[K]):
 
     def born_s(self, stamps_ns: Mapping[K, int]) -> dict[K, float]:
         """
-        Return when each thing began, in monotonic seconds; *stamps_ns* says when that was by the wall clock.
+        Return when each thing began, in monotonic seconds; *stamps_ns* has the wall-clock times.
 
-        The first call decides what the wall clock says of things that were there before. A thing that is new in a
-        later call came after the previous one: where the wall clock says something else, it begins now. Things that
-        are missing from a call are forgotten.
+        The first call uses the wall clock for all things. A thing that is new in a later call began after the previous
+        call: if its timestamp contradicts that, it begins now. Things that are missing from a call are forgotten.
         """
         now_s, now_ns = self._clock.monotonic(), self._clock.now_ns()
         found = {}

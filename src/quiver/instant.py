@@ -1,4 +1,4 @@
-"""A time that a user gives to say where reading begins or ends."""
+"""A time at which reading begins or ends, as users give it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class IngestedAt:
 
 def parse_timestamp(text: str, *, option: str) -> IngestedAt:
     """
-    Return what ``1769860800000`` (milliseconds since the epoch) or ``2026-01-31T12:00:00Z`` says.
+    Parse ``1769860800000`` (milliseconds since the epoch) or ``2026-01-31T12:00:00Z``.
 
     Raises:
-        UsageError: neither of the two, or a time without its zone.
+        UsageError: neither format, or a time without a time zone.
     """
     word = text.strip()
     if word.isascii() and word.isdigit():

@@ -1,8 +1,8 @@
 """
 Counters, latencies and events. The default counts in memory and logs through the standard library.
 
-Names are the documents' own (`quiver.wal.rotate`, `quiver.ingest.throttle_total`, …); `quiver.metrics` lists those
-of the metrics.
+Names are those of the specification (`quiver.wal.rotate`, `quiver.ingest.throttle_total`, …); `quiver.metrics` lists
+the metrics.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["InMemoryObserver", "Observer", "Value", "log_event"]
 _log = logging.getLogger("quiver")
 
 Value = str | int | float | bool | None
-"""What an attribute may be."""
+"""The type of an attribute."""
 
 
 class Observer(Protocol):
-    """Where counts, latencies and events go. Handed to each log when it is opened; must not raise."""
+    """Receives counts, latencies and events. Passed to each log when it is opened; must not raise."""
 
     def count(self, name: str, amount: int = 1, **attributes: Value) -> None:
         """Add *amount* to the counter *name*."""
 
     def record(self, name: str, value: float, **attributes: Value) -> None:
-        """Take one value, in seconds, of the distribution *name*. Nobody has to listen: the default keeps nothing."""
+        """Add *value*, in seconds, to the distribution *name*. The default discards it."""
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
         """Report one structured event."""
@@ -47,7 +47,7 @@ class InMemoryObserver:
             self.counts[name, tuple(sorted(attributes.items()))] += amount
 
     def record(self, name: str, value: float, **attributes: Value) -> None:
-        """Keep nothing: a distribution takes a meter (`quiver.metrics`)."""
+        """Discard the value: distributions need a meter (`quiver.metrics`)."""
 
     def total(self, name: str) -> int:
         """Return the sum of the counter *name* over all attributes."""

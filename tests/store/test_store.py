@@ -100,7 +100,7 @@ def test_slots_can_be_named(fs: CrashFileSystem) -> None:
         assert handle is not None
         assert handle.bundle["events"].equals(batch)
         assert handle.bundle.slots == (7,)
-    with pytest.raises(UnsupportedFormatError, match=r"otap.*adapter that wrote it, or let `quiver migrate"):
+    with pytest.raises(UnsupportedFormatError, match=r"otap.*adapter that wrote it, or convert it with `quiver mi"):
         opened(fs)
 
 

@@ -1,9 +1,9 @@
 """
-The two threads of an open store: one tends the log (flush interval, zeros ahead), one seals and maintains.
+The two threads of an open store: one syncs the log and writes zeros ahead of it, one runs maintenance.
 
-They are two because they must not wait for each other: writing a segment can take longer than the flush
-interval, and a power loss in that time may cost no more than the interval. Whoever opens a store with
-``background=False`` drives the same work by hand through `maintain()`.
+There are two because they must not wait for each other: writing a segment can take longer than the flush interval, and
+a power loss in that time may cost no more than the interval. With ``background=False`` the caller does the same work
+by calling `maintain()`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Background:
     """
     Runs *flush* an interval after `mark_dirty`, *fill* after `ask_zeros`, and *maintain* each tick or when woken.
 
-    Without a log *flush* is None, and nobody marks or asks. *on_death* is called when a thread died: callers wait for
-    its work, so the store must refuse theirs.
+    Without a log *flush* is None, and `mark_dirty` and `ask_zeros` are not called. *on_death* is called when a thread
+    died: callers depend on its work, so the store must refuse theirs.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class Background:
             worker.start()
 
     def mark_dirty(self) -> None:
-        """Say that something was logged and is not synced. Called once per interval, not once per bundle."""
+        """Request a flush within the interval. Called once per interval, not once per bundle."""
         with self._marks:
             self.dirty = True
             self._flush_due_s = self._clock.monotonic() + self._flush_interval_s
         self._log.wake(self._flush_interval_s)
 
     def ask_zeros(self) -> None:
-        """Ask for zeros ahead of the log's tail, so that the next syncs are cheaper."""
+        """Request zeros ahead of the tail of the log, so that the next syncs are cheaper."""
         with self._marks:
             self._zeros_wanted = True
         self._log.wake()
 
     def wake(self) -> None:
-        """Ask for a maintenance pass now."""
+        """Request a maintenance pass now."""
         self._maintainer.wake()
 
     def stop(self) -> None:
@@ -99,7 +99,7 @@ class Background:
             left_s = self._flush_due_s - self._clock.monotonic()
             if not self.dirty or left_s > 0:
                 return left_s if self.dirty else None
-            # Before the flush looks at how far the log is written: what comes later marks it again.
+            # Reset before the flush reads the end of the log: later entries mark it again.
             self.dirty = False
         return None if self._run(self._flush, "quiver.wal.flush") else FINISHED
 
@@ -114,7 +114,7 @@ class Background:
         except InvariantError:
             raise  # this thread ends, and the store refuses everything from now on
         except (QuiverError, OSError) as error:
-            # The store is poisoned by whatever raised; the next caller is told. This thread has nobody to tell.
+            # The failure has poisoned the store, so the next caller gets the error. This thread can only report it.
             self._observer.event(event, level=logging.ERROR, problem=str(error))
             return not isinstance(error, StoreFailedError)
         return True

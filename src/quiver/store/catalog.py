@@ -1,8 +1,8 @@
 """
-The sealed segments a store knows: which there are, how large, where, and a bundle of one.
+The sealed segments of an open store: their sizes and files, and access to their bundles.
 
-Readers are opened when first needed and kept, a bounded number of them; a batch that was handed out keeps its
-mapping alive by itself, also when its segment is closed or deleted here.
+Readers are opened on first use and cached, up to a limit. A batch that was returned keeps its mapping alive, even after
+its segment is closed or deleted.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["Catalog"]
 READERS_MAX = 64
 
 MAPPED_BYTES_MAX = 128 * 1024 * 1024
-"""Pages that were read of a mapped file count as this process's memory: of these many bytes of segments, and of one at
-least, they stay. A subscriber that reads a long backlog would otherwise make the process look as large as that."""
+"""Pages of mapped files count as memory of this process. They are kept for this many bytes of segments, and at
+least for one; otherwise the process would appear as large as the backlog that a subscriber reads."""
 
 COLD_BYTES_MAX = 128 * 1024 * 1024
-"""Segments of the object tier are held in memory to be read: these many bytes of them, and one at least."""
+"""Segments of the object tier are read from memory: this many bytes of them are cached, and at least one."""
 
 _Latest = tuple[int, Callable[[int], dict[int, pa.RecordBatch]], Sequence[int] | None]
-"""The segment that was asked last, checked: its number, what reads its bundles, and when those were ingested. Bundles
-of one segment are taken one behind the other."""
+"""The segment that was read last, verified: its number, its reader of bundles, and their ingest times. Bundles of one
+segment are usually read in sequence."""
 
 
 class Catalog:
@@ -59,43 +59,43 @@ class Catalog:
         self._lock = threading.Lock()
         self._segments: dict[int, SegmentInfo] = {}
         self._cold: set[int] = set()
-        """Known, and only the object tier has them."""
+        """Segments that only the object tier has."""
         self._leaving: set[int] = set()
-        """Known still, while their files are being removed."""
+        """Segments whose files are being removed."""
         self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
         self._mapped: OrderedDict[int, int] = OrderedDict()
-        """Bytes of the segments that were read last, whose pages stay; the latest at the end."""
+        """Bytes of the segments that were read last, whose pages are kept; the latest is last."""
         self._latest: _Latest | None = None
         self.bytes = 0
-        """Of those that lie on the disk."""
+        """The bytes of the segments on disk."""
         self.verified = VerifiedSegments()
-        """Segments whose checksum was computed; whoever reads them beside the catalog need not do it again."""
+        """Segments whose checksum was verified; other readers in this process need not repeat it."""
 
     def add(self, info: SegmentInfo) -> None:
-        """Make a sealed segment known; from now on it can be read."""
+        """Add a sealed segment; from now on it can be read."""
         with self._lock:
             invariant(info.seq not in self._segments, f"segment number {info.seq} must not be used twice")
             self._segments[info.seq] = info
             self.bytes += info.size_bytes
 
     def add_cold(self, info: SegmentInfo) -> None:
-        """Make a segment known that only the object tier has."""
+        """Add a segment that only the object tier has."""
         with self._lock:
             self._segments[info.seq] = info
             self._cold.add(info.seq)
 
     def is_local(self, seq: int) -> bool:
-        """Say whether segment *seq* lies on the disk."""
+        """Return whether segment *seq* is on disk."""
         return seq in self._segments and seq not in self._cold
 
     def local_segments(self) -> list[SegmentInfo]:
-        """Return those that lie on the disk, ascending."""
+        """Return the segments on disk, ascending."""
         with self._lock:
             return [self._segments[seq] for seq in sorted(self._segments.keys() - self._cold)]
 
     @property
     def local_count(self) -> int:
-        """Number of segments that lie on the disk."""
+        """The number of segments on disk."""
         return len(self._segments) - len(self._cold)
 
     def segments(self) -> list[SegmentInfo]:
@@ -104,7 +104,7 @@ class Catalog:
             return [self._segments[seq] for seq in sorted(self._segments)]
 
     def get(self, seq: int) -> SegmentInfo | None:
-        """Return what is known of segment *seq*, or None when there is none."""
+        """Return the description of segment *seq*, or None if it does not exist."""
         return self._segments.get(seq)
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class Catalog:
             was_local = self.is_local(seq)
             self._on_damage(info, damage)
             if was_local and seq in self._cold:
-                return self._look_at(seq)  # the object tier has it still
+                return self._look_at(seq)  # the object tier still has it
             raise
         latest = seq, reader.bundle, reader.manifest.ingested_times_ns
         with self._lock:
@@ -149,7 +149,7 @@ class Catalog:
         return latest
 
     def _let_pages_go(self, seq: int, nbytes: int) -> None:
-        # Behind the checksum, too, which reads every page once.
+        # Computing the checksum has read every page once.
         self._mapped[seq] = nbytes
         self._mapped.move_to_end(seq)
         held = sum(self._mapped.values())
@@ -171,10 +171,10 @@ class Catalog:
         except FileNotFoundError as error:
             with self._lock:
                 is_leaving = info.seq in self._leaving or info.seq not in self._segments
-            # Another core may have evicted it; this one takes note at its next maintenance pass.
+            # Another core may have evicted it; the next maintenance pass accounts for that.
             if is_leaving or self._fs.exists(f"{self._directory.rpartition('/')[0]}/{EVICTED}"):
                 raise BundleUnavailableError(f"segment {info.seq} is not on disk any more") from error
-            raise CorruptionError(info.path, 0, "the segment file is gone") from error
+            raise CorruptionError(info.path, 0, "the segment file is missing") from error
         with self._lock:
             self._readers[info.seq] = reader
             # Dropped, not closed: another thread may be reading from it.
@@ -188,7 +188,7 @@ class Catalog:
         return reader
 
     def forget(self, seq: int) -> None:
-        """Stop knowing a segment whose file went elsewhere."""
+        """Remove a segment whose file was moved or deleted."""
         with self._lock:
             self._let_go(seq)
             self._leaving.discard(seq)
@@ -198,7 +198,7 @@ class Catalog:
             self._cold.discard(seq)
 
     def _let_go(self, seq: int) -> None:
-        self._readers.pop(seq, None)  # an open file holds its disk space, also when it is deleted
+        self._readers.pop(seq, None)  # an open file keeps its disk space even when it is deleted
         self._mapped.pop(seq, None)
         if self._latest is not None and self._latest[0] == seq:
             self._latest = None
@@ -207,16 +207,16 @@ class Catalog:
             self._cold.add(seq)
 
     def went_cold(self, seq: int) -> None:
-        """Take note that only the object tier has segment *seq* now."""
+        """Record that only the object tier has segment *seq* now."""
         with self._lock:
             self._let_go(seq)
 
     def let_go(self, seqs: Iterable[int]) -> int:
         """
-        Remove the files of segments that the object tier has, durably, and return the bytes freed. They stay known.
+        Remove the files of segments that the object tier has, durably; return the bytes freed. The catalog keeps them.
 
         Raises:
-            OSError: a file could not be removed; it counts as there, and can be tried again.
+            OSError: a file could not be removed; it still counts as present, and can be tried again.
         """
         infos = [self._segments[seq] for seq in seqs if self.is_local(seq)]
         remove_durably(self._fs, [info.path for info in infos])
@@ -226,10 +226,10 @@ class Catalog:
 
     def keep_floor(self, floor: int) -> None:
         """
-        Make sure that after a restart no new segment gets a number below *floor*. Durable on return.
+        Ensure that after a restart no new segment gets a number below *floor*. Durable on return.
 
-        The highest name on disk says what the next number is. Before that name goes, the number is written down; or
-        a new segment would get an old number that subscribers count as delivered.
+        The highest name on disk determines the next number. Before that file is removed, the number must be recorded;
+        otherwise a new segment would get an old number that subscribers count as delivered.
 
         Raises:
             OSError: it could not be written; nothing may be removed.
@@ -244,7 +244,7 @@ class Catalog:
         Remove segments from disk, durably, and return the bytes freed.
 
         Raises:
-            OSError: a file could not be removed; it stays known and can be tried again.
+            OSError: a file could not be removed; it stays in the catalog and can be tried again.
         """
         with self._lock:
             gone = [self._segments[seq] for seq in seqs if seq in self._segments]
@@ -257,7 +257,7 @@ class Catalog:
         return sum(info.size_bytes for info in local)
 
     def close(self) -> None:
-        """Let go of all readers. Batches handed out stay valid."""
+        """Close all readers. Batches that were returned stay valid."""
         with self._lock:
             self._readers.clear()
             self._mapped.clear()

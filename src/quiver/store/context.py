@@ -1,4 +1,4 @@
-"""What the rooms of one open store share."""
+"""What the parts of one open store share."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["Parts"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """
-    One store's directory, settings, and what stands in it.
+    One store's directory, settings, and components.
 
-    Two locks, taken in this order: `maintenance` is held by whoever changes which files there are, also while it waits
-    for the disk; `lock` guards log and open segment, and nobody waits for a segment or a progress file under it.
+    Two locks, taken in this order: `maintenance` is held while files are created or removed, including waits for the
+    disk; `lock` guards log and open segment, and is never held during the write of a segment or a progress file.
 
     Attributes:
         path: the store's root.
         lock: guards `wal` and `sealing`; ingest holds it.
-        room: on `lock`; notified when something was freed.
+        room: on `lock`; notified when space was freed.
         maintenance: one pass at a time.
-        cold: which segments the object tier has; empty where there is none.
-        place: asked before something is written by path.
+        cold: the segments that the object tier has; empty without a tier.
+        place: checked before every write by path.
     """
 
     path: str

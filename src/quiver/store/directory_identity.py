@@ -1,6 +1,6 @@
 """
-Whether an open store still is where it was opened. A lock holds a file, not its path: a directory can be renamed under
-an open store, and another one opened at the old path. What the store then wrote by path would land in the other.
+Detects that the directory of an open store was moved. A lock holds a file, not its path: a directory can be renamed
+while its store is open, and another store opened at the old path. Writes by path would then reach the other store.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class HeldPlace:
     Args:
         fs: the file system.
         root: the directory; its lock is held.
-        wal: is poisoned when the directory is somewhere else.
-        observer: is told of that.
+        wal: poisoned if the directory was moved.
+        observer: receives that event.
     """
 
     def __init__(self, fs: FileSystem, root: str, wal: WalWriter, observer: Observer) -> None:
@@ -38,7 +38,7 @@ class HeldPlace:
 
     def require(self) -> None:
         """
-        Return when the directory is where it was. Call it before anything is written by path.
+        Check that the directory was not moved. Call it before every write by path.
 
         Raises:
             StoreFailedError: it was moved, or its lock file was removed or replaced. The store refuses everything from
@@ -50,10 +50,10 @@ class HeldPlace:
         except (FileNotFoundError, NotADirectoryError):
             found = None
         except OSError:
-            return  # nothing is known; whatever is written next says more
+            return  # unknown; the next write will show
         if found == self._inode:
             return
-        what = "is gone" if found is None else "has been replaced by another"
+        what = "was removed" if found is None else "has been replaced by another"
         moved = DirectoryMovedError(
             f"{STORE_LOCK} {what} since the store was opened: the directory was moved or removed; nothing more is "
             "written here; close the store and open the directory where it is now"

@@ -1,9 +1,8 @@
 """
-A bundle's slots as the bytes that go to the log and to the segment, made once.
+Serialises the slots of a bundle once, for the log and the segment.
 
-The Arrow message of a batch is serialised a single time: the bytes that the WAL writes are the bytes that the
-segment's IPC file gathers later. Schemas and fingerprints are cached per slot, the newest first, since a producer
-sends the same schema again and again.
+The bytes of the Arrow message that the WAL writes are the bytes that the segment's IPC file gathers later. Schemas and
+fingerprints are cached per slot, the newest first, because a producer sends the same schema repeatedly.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _BYTES_MAX = ENTRY_BYTES_MAX - 4096
 
 class EncodedBundle(NamedTuple):
     """
-    What the log and the open segment need of one bundle.
+    One bundle, serialised for the log and the open segment.
 
     Attributes:
         slots: for the open segment, ascending.
         bitmap: bit n is set when slot n is present.
-        nbytes: length of what stands between the entry's head and its checksum.
+        nbytes: the length of the entry between its head and its checksum.
     """
 
     slots: list[EncodedSlot]
@@ -48,14 +47,14 @@ class EncodedBundle(NamedTuple):
 
 _encoded_bundle: Callable[[tuple[list[EncodedSlot], int, int]], EncodedBundle] = partial(
     tuple.__new__, EncodedBundle
-)  # a third of the price of the class's own constructor; made for every bundle
+)  # three times as fast as the constructor; called for every bundle
 
 
 def write_slots(slots: list[EncodedSlot], region: memoryview, at: int) -> None:
     """
-    Copy the slots' bytes into *region* from *at* on, and let each slot's message be its part of the region.
+    Copy the bytes of the slots into *region* at offset *at*, and make each slot's message a view of the region.
 
-    What serialisation made is let go: a segment keeps the entries it was logged with, and nothing else.
+    The serialised originals are released: a segment keeps only the logged entries.
     """
     for slot in slots:
         stream = slot.stream_schema
@@ -75,10 +74,7 @@ def write_slots(slots: list[EncodedSlot], region: memoryview, at: int) -> None:
 
 
 def slot_pieces(slot: EncodedSlot, head_bytes: int) -> tuple[bytearray, bytes]:
-    """
-    Return what stands before the slot's message in an entry, after room for *head_bytes*, and what stands behind
-    it.
-    """
+    """Return the bytes of an entry before the slot's message, after space for *head_bytes*, and those after it."""
     stream = slot.stream_schema
     schema_message = b"" if stream.has_dictionaries else stream.schema_message
     start = head_bytes + SLOT_HEAD.size
@@ -102,7 +98,7 @@ class SlotEncoder:
         """
         Serialise every slot once.
 
-        *fingerprints* overrides ours, slot by slot, where another writer's log is replayed.
+        *fingerprints* replaces the computed ones when another writer's log is replayed.
 
         Raises:
             InvalidBundleError: a type that Arrow IPC cannot carry.
@@ -129,9 +125,9 @@ class SlotEncoder:
 
     def adopt(self, slots: Sequence[WalSlot]) -> EncodedBundle | None:
         """
-        Take over what a log entry has, nothing decoded and nothing copied: messages are views into it.
+        Return the slots of a log entry without decoding or copying: messages are views into it.
 
-        None where a slot is not laid out as `encode` does it, or of a schema with dictionaries.
+        Return None if a slot does not have the layout of `encode`, or its schema has dictionaries.
         """
         encoded: list[EncodedSlot] = []
         bitmap = 0
@@ -188,7 +184,7 @@ class SlotEncoder:
             schema_message=schema.serialize(),
             has_dictionaries=has_dictionaries,
         )
-        # A fresh list, so that a thread walking the old one is not disturbed.
+        # A new list, because another thread may be iterating over the old one.
         self._schemas[slot] = [stream, *self._schemas.get(slot, ())][:_SCHEMAS_PER_SLOT_MAX]
         return stream
 

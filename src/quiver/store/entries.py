@@ -1,4 +1,4 @@
-"""A bundle on its way into an open store: laid out as an entry of the log, and written."""
+"""Lays out a bundle as an entry of the log, and writes it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ENTRY_OVERHEAD = ENTRY_HEAD.size + CRC.size
 _LENGTH_BYTES = 4
 
 REREAD_BYTES_MIN = 128 * 1024
-"""Entries of one slot from this size on are not kept in memory: their segment reads them back from the log."""
+"""Entries with one slot and at least this size are not kept in memory: their segment reads them back from the log."""
 _UNCOUNTED = _LENGTH_BYTES + CRC.size
 """An entry's length counts neither itself nor the checksum."""
 
 
 class StoreEntries:
-    """A base of `Store`, which sets what is named here."""
+    """A base of `Store`, which sets these attributes."""
 
     _admission: Admission
     _clock: Clock
@@ -51,7 +51,7 @@ class StoreEntries:
             raise
 
     def _log_large(self, encoded: EncodedBundle, stamp: int, nbytes: int, *, zero_ahead: bool) -> int:
-        """Log a bundle of one slot from where it was serialised; the segment reads it back from the log."""
+        """Log a bundle with one slot without copying it; the segment reads it back from the log."""
         slot = encoded.slots[0]
         message = slot.message
         head, tail = slot_pieces(slot, ENTRY_HEAD.size)

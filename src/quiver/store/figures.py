@@ -1,4 +1,4 @@
-"""What an open store says of itself in numbers."""
+"""The figures of an open store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["figures", "subscriber_figures"]
 
 
 def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int, staged_bytes: int) -> dict[str, Any]:
-    """Return figures of this moment: bytes, counts, and each subscriber's lag."""
+    """Return current figures: bytes, counts, and the lag of each subscriber."""
     catalog, subscribers = parts.catalog, parts.subscribers
     with parts.lock:
         found: dict[str, Any] = {
@@ -39,7 +39,7 @@ def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int
 
 
 def _age_s(parts: Parts) -> float:
-    """Return the age of the oldest bundle that is in no segment yet; 0 when there is none."""
+    """Return the age of the oldest bundle that is not sealed; 0 if there is none."""
     oldest_ns = parts.sealing.oldest_ns()
     return 0.0 if oldest_ns is None else max(0.0, (parts.clock.now_ns() - oldest_ns) / 1e9)
 

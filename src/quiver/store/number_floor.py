@@ -1,4 +1,4 @@
-"""The file that says which segment numbers were given out: read and raised, never lowered."""
+"""The file with the lowest segment number that is still unused: it is raised, never lowered."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from quiver.store.reading.store_files import StoreFiles
 __all__ = ["number_beyond", "raise_floor", "skip_numbers"]
 
 _FLOOR_STEP = 2**32
-"""How far the numbers move on where the clock cannot say: a segment for each millisecond of seven weeks."""
+"""The increment if the clock is not set: one segment for each millisecond of seven weeks."""
 
 
 def raise_floor(fs: FileSystem, root: str, floor: int) -> None:
     """
-    Make sure that no new segment gets a number below *floor*. Durable on return.
+    Ensure that no new segment gets a number below *floor*. Durable on return.
 
     Raises:
         OSError: it could not be read or written.
@@ -29,7 +29,7 @@ def raise_floor(fs: FileSystem, root: str, floor: int) -> None:
 
 def skip_numbers(fs: FileSystem, root: str, floor: int) -> None:
     """
-    Let the next segment get number *floor* and remember that none below it, from where the store was, exists here.
+    Set the number of the next segment to *floor*, and record that the skipped numbers do not exist here.
 
     Raises:
         OSError: it could not be read or written.
@@ -46,10 +46,10 @@ def _write(fs: FileSystem, root: str, floor: Floor) -> None:
 
 def number_beyond(floor: int, clock: Clock) -> int:
     """
-    Return a segment number above every one that the store can have given out since its snapshot had *floor*, and above
-    those of every store that was restored from that snapshot before.
+    Return a segment number above all that the store can have used since its snapshot had *floor*, and above those of
+    every store that was restored from that snapshot before.
 
-    One number for each microsecond since 1970. Where the clock has not come that far, it is not set.
+    It is the number of microseconds since 1970. A clock below *floor* is not set.
     """
     now_us = clock.now_ns() // 1_000
     return now_us if now_us > floor else floor + _FLOOR_STEP

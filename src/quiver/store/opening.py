@@ -1,4 +1,4 @@
-"""Making or recovering the one store of a directory. `quiver.open` does it, or opens several (`cores/opening.py`)."""
+"""Creates or recovers the store in a directory. `quiver.open` calls it, or opens several (`cores/opening.py`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_store(
     """
     Create or recover the store in directory *path*: one writer per directory.
 
-    On return everything that was durable is back: sealed segments, logged bundles, every subscriber's progress.
+    On return everything that was durable is available again: sealed segments, logged bundles, all progress.
 
     Args:
         path: the directory; created with its parents when missing.
@@ -49,15 +49,15 @@ def open_store(
         clock: where time comes from.
         observer: where counts and events go; in memory and to the `quiver` logger when None.
         adapter: the slot table.
-        background: run the flush and maintenance threads; without them the caller drives `maintain()`.
-        capacity: the size cap when others share it; that of the settings when None.
-        objects: the object tier, open; by default it is opened when `cold.objects` is needed.
+        background: run the flush and maintenance threads; without them the caller calls `maintain()`.
+        capacity: a size cap shared with other stores; None uses that of the settings.
+        objects: the object tier, open; by default it is opened from `cold.objects` on first use.
 
     Raises:
-        CorruptionError: the list of what the object tier has cannot be read, or no file lies where one belongs.
+        CorruptionError: the list of the object tier cannot be read, or a file is replaced by something else.
         DirectoryInUseError: another process, or this one, has it open.
         UnsupportedFormatError: it was written by a newer version or under another adapter.
-        UsageError: it is a snapshot: make a store of it first.
+        UsageError: it is a snapshot: restore it first.
     """
     root = directory_name(path)
     refuse_snapshot(fs, root)

@@ -1,4 +1,4 @@
-"""What the store's calls return."""
+"""The return values of the store's methods."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["BundleReceipt", "MaintenanceReport"]
 
 
 class BundleReceipt(NamedTuple):
-    """Proof of ingest: the bundle's sequence number, and the log position behind it."""
+    """Proof of ingest: the bundle's sequence number, and the log position after it."""
 
     sequence: int
     wal_position: int
 
 
 class MaintenanceReport(NamedTuple):
-    """What one maintenance pass did."""
+    """The result of one maintenance pass."""
 
     sealed: int
     progress_written: int

@@ -1,4 +1,4 @@
-"""What a store tells of itself: sizes, figures, what is in its log, and the rows of a slot as one table."""
+"""The properties of an open store: sizes, figures, problems, its log, and the rows of a slot as one table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROBE_BYTES = 64 * 1024
 
 
 class StoreViews:
-    """A base of `Store`, which sets what is named here. Nothing here changes anything."""
+    """A base of `Store`, which sets these attributes. All methods are read-only."""
 
     path: str
     _fs: FileSystem
@@ -47,12 +47,12 @@ class StoreViews:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the store was closed."""
         return self._closed
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk: log, segments, and everything beside them."""
+        """The bytes on disk: log, segments, and all other files."""
         return self._admission.disk_bytes
 
     def require_healthy(self) -> None:
@@ -65,10 +65,7 @@ class StoreViews:
         self._parts.wal.require_healthy()
 
     def problems(self) -> tuple[str, ...]:
-        """
-        Return why the store accepts no bundle now, one sentence each; empty when it accepts them. Waits for
-        nothing.
-        """
+        """Return why the store accepts no bundles now, one sentence each; empty if it accepts them. Never waits."""
         if self._closed:
             return (f"{self.path} is closed",)
         with self._parts.lock:
@@ -79,7 +76,7 @@ class StoreViews:
             failure = self._parts.sealing.failure
             full = self._admission.why_refused(_PROBE_BYTES)
         if full is not None and full.cause in {"cap", "segments"} and self._cleanup.has_finished():
-            full = None  # the next bundle that needs the space gets it
+            full = None  # deleting finished segments makes space for the next bundle
         found = [] if failure is None else [f"a segment cannot be written: {failure}"]
         return (*found, *([] if full is None else [f"no space: {full.what}"]))
 
@@ -94,20 +91,20 @@ class StoreViews:
         table: str | None = None,
     ) -> Scan:
         """
-        Return the rows of one slot as one table, for whatever speaks Arrow; see `StoreReader.scan`.
+        Return the rows of one slot as one table, for any Arrow consumer; see `StoreReader.scan`.
 
-        Resolves nothing. Bundles that are not in the log (`segment_only`) are there once they are sealed.
+        Resolves nothing. With `segment_only`, bundles are included when they are sealed.
 
         Raises:
-            InvalidBundleError: no such slot.
+            InvalidBundleError: the slot does not exist.
             StoreClosedError: the store is closed.
-            UsageError: as `StoreReader.scan`.
+            UsageError: see `StoreReader.scan`.
         """
         self._require_open()
         return self._reader.scan(slot, columns, start, end, by=by, table=table)
 
     def is_durable(self, receipt: BundleReceipt) -> bool:
-        """Say whether the bundle that `ingest` gave *receipt* for survives a power loss."""
+        """Return whether the bundle with *receipt* survives a power loss."""
         if self._parts.settings.durability == "wal":
             return self._parts.wal.synced >= receipt.wal_position
         return self._parts.sealing.sealed_through >= receipt.sequence
@@ -115,8 +112,8 @@ class StoreViews:
     @property
     def companion_directory(self) -> str | None:
         """
-        The directory in which those that fill the store may keep files of their own: that of the store, or the one
-        above its cores. None where it is not a directory of the operating system.
+        The directory in which receivers may keep their files: that of the store, or the one above its cores. None if it
+        is not a directory of the operating system.
         """
         if not isinstance(self._fs, RealFileSystem):
             return None
@@ -124,14 +121,11 @@ class StoreViews:
         return self.path if parse_core_directory(name) is None else above or "."
 
     def recent_wal_entries(self) -> Iterator[WalEntry]:
-        """
-        Iterate over the entries that are physically in the log, also those that segments hold by
-        now, oldest first.
-        """
+        """Iterate over the entries that are physically in the log, oldest first, including those that are sealed."""
         return logged_entries(self._fs, f"{self.path}/{WAL_DIR}")
 
     def stats(self) -> dict[str, Any]:
-        """Return figures of this moment: bytes, counts, and each subscriber's lag."""
+        """Return current figures: bytes, counts, and the lag of each subscriber."""
         return figures(
             self._parts,
             self._cold_tier,

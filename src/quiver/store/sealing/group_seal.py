@@ -42,7 +42,7 @@ class GroupSeal:
     ) -> None:
         self._sealing = sealing
         self._seal = seal
-        self._require_sound = require_healthy
+        self._require_healthy = require_healthy
         self._clock = clock
         self._changed = threading.Condition()
         self._is_sealing = False
@@ -63,7 +63,7 @@ class GroupSeal:
                     self._clock.wait(self._changed, None)
                 if self._sealing.sealed_through >= sequence:
                     return
-                self._require_sound()
+                self._require_healthy()
                 self._is_sealing = True
             try:
                 self._pause()
