@@ -1,4 +1,4 @@
-"""Ways to mistreat bytes: every prefix, every flipped bit, junk behind them. A decoder must answer, never raise."""
+"""Malformed bytes: every prefix, every flipped bit, junk at the end. A decoder must answer, never raise."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def assert_flips_are_seen(data: bytes, decode: Decode, *, unprotected: range = r
 
 
 def assert_junk_is_left(data: bytes, decode: Decode, value: object) -> None:
-    """Bytes behind the end are not read, and `end` says where they start."""
+    """Bytes after the end are not read, and `end` is where they start."""
     for junk in (b"\0", b"\xff" * 7, data):
         assert decode(memoryview(data + junk)) == Frame(value, len(data))

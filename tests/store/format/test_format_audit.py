@@ -39,7 +39,7 @@ def test_every_prefix_gives_the_lines_that_are_whole():
 
 
 def test_no_flipped_byte_raises():
-    """The line may say something else, or nothing; there is no checksum."""
+    """The line may be another valid line, or none; there is no checksum."""
     for at in range(len(GOLDEN)):
         damaged = bytearray(GOLDEN)
         damaged[at] ^= 0x20
@@ -70,7 +70,7 @@ def test_ranges_say_which_bits_are_set(indices):
 
 
 def test_the_longest_line_is_bounded():
-    """Whatever a consumer gives as its reason."""
+    """For every reason that a consumer may give."""
     ranges = tuple((65_000 + 2 * n, 65_001 + 2 * n) for n in range(AUDIT_RANGES_MAX))
     longest = AuditRecord(2**62, "x" * 64, 2**63 - 1, ranges, "rejected", "\U0001f4a5" * 5_000)
     line = encode_audit_record(longest)

@@ -43,7 +43,7 @@ def sealed(body: bytes) -> bytes:
 
 
 def test_golden():
-    """Entries are written in the order of their numbers, whatever the order they came in."""
+    """Entries are written in the order of their numbers, regardless of the input order."""
     data = encode_cold_list(ColdList(WHERE, (BARE, NEW)))
     assert data == sealed(GOLDEN)
     assert decode_cold_list(memoryview(data)) == Frame(LIST, len(data))
@@ -72,7 +72,7 @@ def test_round_trip(entries):
 
 
 def test_mistreated():
-    """Cut anywhere it wants more, junk behind is left, and no flipped bit comes through."""
+    """Every prefix needs more, junk after the end is ignored, and every flipped bit is detected."""
     data = sealed(GOLDEN)
     feeding.assert_prefixes_want_more(data, decode_cold_list)
     feeding.assert_junk_is_left(data, decode_cold_list, LIST)
@@ -85,7 +85,7 @@ def test_no_bytes_make_it_raise(data):
 
 
 def test_a_later_version_may_add_fields():
-    """What is behind the fields that this version knows is passed over, in the header and in each entry."""
+    """Fields added after the known ones are skipped, in the header and in each entry."""
     body = struct.pack("<8sHHHHI4x", b"QUIVER\0O", 1, 32, 88, 2, 1) + bytes(8) + b"{}" + GOLDEN[-80:] + b"\xff" * 8
     assert decode_cold_list(memoryview(sealed(body))) == Frame(ColdList({}, (BARE,)), len(body) + 4)
 

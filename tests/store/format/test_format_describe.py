@@ -1,4 +1,4 @@
-"""What `describe` says of good, cut, flipped and foreign files. It never raises."""
+"""`describe` on valid, truncated, corrupted and foreign files. It never raises."""
 
 import json
 import struct
@@ -68,14 +68,14 @@ def test_wal_rows_are_limited_and_counts_are_not():
 
 
 def test_wal_zeros_ahead():
-    """Zeros behind the last entry are not worth a word of warning."""
+    """Zeros after the last entry cause no warning."""
     description = told("quiver.wal", WAL + bytes(100_000))
     assert (description.sound, description.problems) == (True, [])
     assert description.fields["bytes_behind_last_entry"] == 100_000
 
 
 def test_wal_unknown_entry_types_are_listed():
-    """What a later version wrote is counted, not damaged."""
+    """Entries of a later version are counted, not damaged."""
     body = b"\x01" + b"checkpoint"
     later = struct.pack("<I", len(body)) + body + struct.pack("<I", zlib.crc32(body))
     description = told("quiver.wal", WAL + later + ENTRIES[3])
@@ -112,7 +112,7 @@ def test_wal_flipped_anywhere():
 
 
 def test_wal_header_cut_and_unsupported():
-    """A cut header says how much is missing, a later version which one it is."""
+    """A truncated header reports how much is missing, a later version its number."""
     assert [p.reason for p in told("quiver.wal", HEAD[:20]).problems] == ["cut short: at least 18 bytes are missing"]
     description = told("quiver.wal", HEAD[:10] + b"\x02" + HEAD[11:])
     assert description.version == 2
@@ -127,7 +127,7 @@ def test_wal_header_cut_and_unsupported():
     ],
 )
 def test_sidecars(data, kind, fields):
-    """Recognised by magic whatever the name; bytes behind the end are a warning."""
+    """The magic identifies a file under any name; bytes after the end are a warning."""
     description = told("whatever", data)
     assert (description.kind, description.version, description.fields) == (kind, 1, fields)
     assert description.problems == []
@@ -160,7 +160,7 @@ def test_progress(profile, checksum):
 
 
 def test_progress_flags_are_a_warning():
-    """Unknown flags are named, and the rest is told."""
+    """Unknown flags are named, and the rest is described."""
     data = bytearray(encode_progress(Progress(5, {}), profile="otap"))
     data[12] = 3
     description = told("quiver.sub.x", segments.resealed(bytes(data)))
@@ -192,7 +192,7 @@ def test_segment_cut_anywhere():
 
 
 def test_segment_flipped_anywhere():
-    """Any flipped bit is seen; what can still be read is told."""
+    """Every flipped bit is detected; the readable rest is described."""
     for at, hurt in list(feeding.flips(SEGMENT))[::5]:
         description = told("0000000000000007.qseg", hurt)
         assert (description.kind, description.sound) == ("segment", False), at
@@ -233,7 +233,7 @@ def test_any_bytes(name, data):
 
 
 def test_foreign_files():
-    """A file of another kind is unknown, whatever it holds."""
+    """A file of another kind is unknown, with any contents."""
     description = told("README.md", b"# Quiver\n")
     assert (description.kind, description.version, description.sound) == ("unknown", None, False)
     assert told("a\\b\\quiver.sub.x", b"").kind == "progress"

@@ -1,4 +1,4 @@
-"""What `describe` says of the files beside log and segments: good, cut, flipped. It never raises."""
+"""`describe` on the small files next to log and segments: valid, truncated, corrupted. It never raises."""
 
 import json
 
@@ -54,7 +54,7 @@ def told(name, data, rows_max=100):
 
 @pytest.mark.parametrize("name", FILES)
 def test_sound_files_are_known(name):
-    """By their names, sound, with something to say."""
+    """They are recognized by name, valid, and have fields to show."""
     description = told(name, FILES[name])
     assert (description.kind, description.sound, description.problems) == (KINDS[name], True, [])
     assert description.fields
@@ -67,7 +67,7 @@ def test_damage_is_an_answer(name):
     covered = name not in {"quiver.audit.jsonl", "quiver.lock", "quiver.reserve"} and "quarantine" not in name
     for size in range(len(data)):
         description = told(name, data[:size])
-        # What is lost of an identity may be its line's end, which says nothing.
+        # A truncated identity may only lack its line end, which is no damage.
         assert not (covered and description.sound) or (name == "quiver.id" and size == len(data) - 1), size
     for offset in range(len(data)):
         flipped = told(name, data[:offset] + bytes([data[offset] ^ 0xC1]) + data[offset + 1 :])
@@ -94,7 +94,7 @@ def test_what_is_in_them():
 
 
 def test_a_torn_line_of_a_trail_is_no_damage():
-    """It is said where it stands; the others count."""
+    """It is reported with its offset; the other lines count."""
     data = FILES["quiver.audit.jsonl"]
     description = told("quiver.audit.jsonl", data + b'{"at":')
     assert (description.sound, description.fields) == (True, {"lines": 6, "records": 5})

@@ -33,7 +33,7 @@ def sealed(body: bytes) -> bytes:
 
 
 def test_golden():
-    """Entries are written in the order of their numbers, whatever the order they came in."""
+    """Entries are written in the order of their numbers, regardless of the input order."""
     assert encode_drop_ledger([AGE, SIZE]) == GOLDEN
     assert decode_drop_ledger(memoryview(GOLDEN)) == Frame((SIZE, AGE), len(GOLDEN))
     assert decode_drop_ledger(memoryview(encode_drop_ledger([]))) == Frame((), 28)
@@ -57,7 +57,7 @@ def test_round_trip(entries):
 
 
 def test_mistreated():
-    """Cut anywhere it wants more, junk behind is left, and no flipped bit comes through."""
+    """Every prefix needs more, junk after the end is ignored, and every flipped bit is detected."""
     feeding.assert_prefixes_want_more(GOLDEN, decode_drop_ledger)
     feeding.assert_junk_is_left(GOLDEN, decode_drop_ledger, (SIZE, AGE))
     feeding.assert_flips_are_seen(GOLDEN, decode_drop_ledger)
@@ -69,7 +69,7 @@ def test_no_bytes_make_it_raise(data):
 
 
 def test_a_later_version_may_add_fields():
-    """What is behind the fields that this version knows is passed over, in the header and in each entry."""
+    """Fields added after the known ones are skipped, in the header and in each entry."""
     entry = GOLDEN[24:64]
     body = struct.pack("<8sHHH2xI4x", b"QUIVER\0D", 1, 32, 48, 1) + bytes(8) + entry + b"\xff" * 8
     assert decode_drop_ledger(memoryview(sealed(body))) == Frame((SIZE,), len(body) + 4)

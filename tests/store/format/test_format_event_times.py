@@ -94,7 +94,7 @@ def test_columns_that_make_no_sense(text):
     ids=lambda text: str(text and text[:20]),
 )  # fmt: skip
 def test_times_that_do_not_fit_the_directory(text):
-    """Exactly two for each chunk of the streams named, in one value, and nothing behind it."""
+    """Exactly two for each chunk of the named streams, in one value, and nothing after it."""
     columns = decode_event_columns(encode_event_streams(STREAMS), 0)
     assert not isinstance(decode_event_times(packed([1] * 6, "Q"), columns, COUNTS, 0), Damage)
     assert isinstance(decode_event_times(text, columns, COUNTS, 5), Damage)

@@ -1,7 +1,7 @@
 """
-Golden bytes, hurt at random: every decoder answers, whatever it is given, and takes little memory for it.
+Golden bytes, corrupted at random: every decoder answers, for any input, and uses little memory.
 
-With checksums made right again, what lies behind them is reached, too.
+With corrected checksums, the code after the checksum is reached, too.
 """
 
 import random

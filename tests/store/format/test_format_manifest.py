@@ -113,7 +113,7 @@ def test_round_trip(rows, numbers):
 
 
 def test_bundles_out_of_range():
-    """There is no bundle behind the last, and none before the first."""
+    """A bundle index past the end or below zero does not exist."""
     manifest = decoded(encoded())
     for index in (-1, 3, 2**40):
         with pytest.raises(BundleUnavailableError):
@@ -185,7 +185,7 @@ REFS = pa.struct([("slot_id", pa.uint16()), ("stream_id", pa.uint32()), ("chunk_
     ids=lambda changes: str(changes)[:40],
 )  # fmt: skip
 def test_contradictions(changes):
-    """What is not a number, a time for each bundle, or a column of the right type. Bombs are not unpacked."""
+    """Not a number, not one time per bundle, or a column of the wrong type. Bombs are not unpacked."""
     answer = decode_manifest(replaced(**changes), 3, at=77)
     assert isinstance(answer, Damage)
     assert answer.offset == 77

@@ -1,4 +1,4 @@
-"""What the files are called, and what is left alone because its name is not ours."""
+"""File names are parsed exactly, and names of other programs are left alone."""
 
 import pytest
 from hypothesis import given
@@ -58,7 +58,7 @@ def test_other_names_are_not_rotated_files(name):
 
 @given(st.text("abcXYZ019_-", min_size=1, max_size=64))
 def test_subscriber_ids_come_back(subscriber):
-    """A valid id survives the name of its progress file; its lock file is no progress file."""
+    """A valid id survives the name of its progress file; its lock file is not a progress file."""
     assert names.parse_progress_name(names.progress_name(subscriber)) == subscriber
     assert names.parse_progress_name(names.subscriber_lock_name(subscriber)) is None
     assert names.parse_progress_name(names.progress_name(subscriber) + ".tmp") is None

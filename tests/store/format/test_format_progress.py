@@ -78,7 +78,7 @@ def test_which_checksum():
 
 @given(progresses, st.sampled_from(["spec", "otap"]))
 def test_round_trip(progress, profile):
-    """Whatever is kept comes back, ascending."""
+    """Every stored progress is read back, ascending."""
     answer = decode_progress(memoryview(encode_progress(progress, profile=profile)))
     assert isinstance(answer, Frame)
     assert answer.value == progress
@@ -87,7 +87,7 @@ def test_round_trip(progress, profile):
 
 @pytest.mark.parametrize("data", GOLDEN.values(), ids=[" ".join(key) for key in GOLDEN])
 def test_mistreated(data):
-    """Cut anywhere it is short or wrong, never right; no flipped bit and no junk behind comes through."""
+    """A prefix is incomplete or damaged, never valid; flipped bits and trailing junk are detected."""
     for size in range(len(data)):
         assert not isinstance(decode_progress(memoryview(data)[:size]), Frame), size
     feeding.assert_flips_are_seen(data, decode_progress)
@@ -130,7 +130,7 @@ def test_flags_are_handed_on():
 
 
 def test_bytes_behind_the_entries_are_ignored():
-    """What a later writer puts between the last entry and the checksum is skipped."""
+    """Bytes that a later writer adds between the last entry and the checksum are skipped."""
     data = checked(header(0) + b"something new")
     assert decode_progress(memoryview(data)) == Frame(Progress(9, {}), len(data))
 
@@ -154,7 +154,7 @@ def test_contradictions_under_a_good_checksum(body):
 
 
 def test_bits_beyond_the_last_bundle_mean_nothing():
-    """A word filled whole by another writer says no more than its bundles."""
+    """Bits that another writer sets beyond the last bundle have no effect."""
     body = header(1) + struct.pack("<QIHQ", 1, 3, 1, 2**64 - 1)
     assert decode_progress(memoryview(checked(body))).value.entries == {1: SegmentProgress(3, 0b111)}
 

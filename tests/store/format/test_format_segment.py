@@ -71,7 +71,7 @@ def test_trailer_by_hand():
 
 
 def test_a_segment_comes_back():
-    """Footer, directory and streams of a file built by hand are found where it says."""
+    """Footer, directory and streams of a manually built file are found in their places."""
     answer = decode_segment_footer(memoryview(SEGMENT))
     assert isinstance(answer, Frame)
     footer = answer.value
@@ -90,7 +90,7 @@ def test_a_segment_comes_back():
 @pytest.mark.parametrize("version", [0, 2, 65535])
 @pytest.mark.parametrize("size", [2, 33, 34, 60])
 def test_other_versions_are_refused(version, size):
-    """A future footer is named by its version, whatever its size."""
+    """A future footer is reported by its version, with any size."""
     data = with_tail(struct.pack("<H", version).ljust(size, b"\0"))
     answer = decode_segment_footer(memoryview(data))
     assert isinstance(answer, Damage)
@@ -99,7 +99,7 @@ def test_other_versions_are_refused(version, size):
 
 
 def test_a_larger_footer_is_read():
-    """What a later writer adds to a version 1 footer is skipped."""
+    """Fields that a later writer adds to a version 1 footer are skipped."""
     data = segments.build_segment(footer_extra=b"later")
     plain = decode_segment_footer(memoryview(SEGMENT)).value
     assert decode_segment_footer(memoryview(data)) == Frame(plain, len(data))
@@ -107,7 +107,7 @@ def test_a_larger_footer_is_read():
 
 
 def test_short_files_and_short_footers():
-    """Under 16 bytes there is no trailer; a footer of version 1 has 34 bytes; none is larger than the file."""
+    """A trailer needs 16 bytes, a footer of version 1 has 34, and neither is larger than the file."""
     for size in range(16):
         assert decode_segment_footer(memoryview(SEGMENT)[:size]) == NeedMore(16 - size)
         assert isinstance(check_segment_checksum(memoryview(SEGMENT)[:size]), Damage)
@@ -141,7 +141,7 @@ def test_cut_anywhere():
 
 
 def test_junk_behind():
-    """Junk behind the trailer is not a segment's end."""
+    """Junk after the trailer is not the end of a segment."""
     for junk in (b"\0", b"junk", bytes(64)):
         assert not isinstance(decode_segment_footer(memoryview(SEGMENT + junk)), Frame)
 
@@ -205,7 +205,7 @@ def test_other_directories():
 
 
 def test_mistreated_directory():
-    """Cut anywhere it is refused; flipped anywhere it never raises, though there is no checksum of its own."""
+    """Every prefix is refused; a flipped bit never raises, although there is no separate checksum."""
     data = encode_directory([StreamEntry(7, 30, b"f" * 32, 0, 1, 2, 3)])
     for size in range(len(data)):
         assert isinstance(decode_directory(data[:size]), Damage), size

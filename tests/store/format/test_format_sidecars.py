@@ -28,7 +28,7 @@ KINDS = [
 
 
 def test_golden():
-    """What the released engine writes for two cursors, and what we write for a floor."""
+    """Two cursors as the released engine writes them, and a floor as Quiver writes it."""
     assert [encode_cursor(0), encode_cursor(1234567), encode_floor(42)] == [CURSOR_0, CURSOR_1234567, FLOOR_42]
     assert decode_cursor(memoryview(CURSOR_0)) == Frame(0, 24)
     assert decode_cursor(memoryview(CURSOR_1234567)) == Frame(1234567, 24)
@@ -45,7 +45,7 @@ def test_round_trip(encode, decode, magic, value):
 
 @pytest.mark.parametrize(("encode", "decode", "magic"), KINDS)
 def test_mistreated(encode, decode, magic):
-    """Cut anywhere it wants more, junk behind is left, and no flipped bit comes through."""
+    """Every prefix needs more, junk after the end is ignored, and every flipped bit is detected."""
     data = encode(1234567)
     feeding.assert_prefixes_want_more(data, decode)
     feeding.assert_junk_is_left(data, decode, 1234567)
@@ -53,13 +53,13 @@ def test_mistreated(encode, decode, magic):
 
 
 def test_one_is_not_the_other():
-    """A cursor is no floor, and a floor no cursor."""
+    """A cursor is not read as a floor, and a floor not as a cursor."""
     assert isinstance(decode_floor(memoryview(CURSOR_0)), Damage)
     assert isinstance(decode_cursor(memoryview(FLOOR_42)), Damage)
 
 
 def grown(magic: bytes, version: int, *, crc_at_end: bool) -> bytes:
-    """A file of 32 bytes by a later writer: fields added before the checksum, or behind it."""
+    """A file of 32 bytes by a later writer: fields added before the checksum, or after it."""
     if crc_at_end:
         body = struct.pack("<8sHHQQ", magic, version, 32, 77, 0xABCD)
         return body + struct.pack("<I", zlib.crc32(body))
@@ -71,7 +71,7 @@ def grown(magic: bytes, version: int, *, crc_at_end: bool) -> bytes:
 @pytest.mark.parametrize("version", [1, 2, 65535])
 @pytest.mark.parametrize("crc_at_end", [True, False])
 def test_a_later_version_is_read(encode, decode, magic, version, crc_at_end):
-    """What a later version added is skipped, wherever its checksum stands; the checksum must still match."""
+    """Fields of a later version are skipped in both places of the checksum, which must still match."""
     data = grown(magic, version, crc_at_end=crc_at_end)
     assert decode(memoryview(data)) == Frame(77, 32)
     for size in range(24, 32):
@@ -110,7 +110,7 @@ def test_golden_of_a_restored_store():
 
 
 def test_a_restored_floor_mistreated():
-    """Cut anywhere it wants more, junk behind is left, and no flipped bit comes through."""
+    """Every prefix needs more, junk after the end is ignored, and every flipped bit is detected."""
     feeding.assert_prefixes_want_more(FLOOR_RESTORED, decode_floor_file)
     feeding.assert_junk_is_left(
         FLOOR_RESTORED, decode_floor_file, Floor(1_700_000_000_000_000, range(42, 1_700_000_000_000_000))

@@ -38,7 +38,7 @@ def listed(*paths):
 
 
 def test_the_example_of_the_page_is_what_is_written():
-    """Bytes and value, in both directions, whatever the order of the files was."""
+    """Bytes and value, in both directions, for every order of the files."""
     turned = Snapshot(SNAPSHOT.taken_at_ns, SNAPSHOT.store, SNAPSHOT.files[::-1])
 
     assert encode_snapshot_list(turned) == GOLDEN
@@ -72,7 +72,7 @@ def test_no_flipped_byte_passes():
 
 
 def test_nothing_may_follow():
-    """Junk behind the list is no list."""
+    """A list with trailing junk is refused."""
     assert isinstance(answer(GOLDEN + b"x"), Damage)
     assert isinstance(answer(GOLDEN + GOLDEN), Damage)
 
@@ -101,7 +101,7 @@ def test_no_path_leads_out_of_the_snapshot(path):
 
 
 def test_no_file_stands_twice():
-    """Nobody could say which of the two is meant."""
+    """It is ambiguous which of the two is meant."""
     assert isinstance(answer(listed("a", "a")), Damage)
 
 
@@ -120,7 +120,7 @@ def test_no_file_stands_twice():
     ],
 )
 def test_values_of_another_kind_are_damage(value):
-    """With the right checksum too: whoever can write there can compute it."""
+    """Even with the right checksum: an attacker who can write there can compute it."""
     assert isinstance(answer(signed(value)), Damage)
 
 

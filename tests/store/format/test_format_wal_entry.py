@@ -1,4 +1,4 @@
-"""One WAL entry: framing, checksum, slot blocks, and finding the next one behind damage."""
+"""One WAL entry: framing, checksum, slot blocks, and finding the next one after damage."""
 
 import struct
 import zlib
@@ -75,7 +75,7 @@ def test_golden_empty():
 
 
 def test_layout_by_hand():
-    """Every field of an entry with two slots stands where the document says, and the sum is zlib's."""
+    """Every field of an entry with two slots is where the document puts it, and the checksum is zlib's."""
     data = encode_entry(TWO)
     length, kind, time_ns, sequence, bitmap = struct.unpack_from("<IBqQQ", data)
     assert (length, kind, time_ns, sequence) == (len(data) - 8, 0, TWO.ingested_at_ns, 8)
@@ -149,7 +149,7 @@ def test_lengths_are_bounded():
     ],
 )
 def test_contradictions_under_a_good_checksum(body, reason):
-    """A checksum says that the bytes are those written, not that they make sense."""
+    """A checksum proves that the bytes are those written, not that they make sense."""
     answer = decode(memoryview(framed(body)))
     assert isinstance(answer, Damage)
     assert reason in answer.reason
@@ -173,7 +173,7 @@ def test_what_cannot_be_read_is_not_written(wrong):
 
 @given(entries, st.binary(max_size=60), st.binary(max_size=60))
 def test_an_entry_is_found_behind_junk(entry, before, behind):
-    """Whatever lies before it, the first whole entry from there on is found, at its very start."""
+    """The first complete entry is found at its very start, after any bytes."""
     data = memoryview(before + encode_entry(entry) + behind)
     if entry.sequence < 2**48:
         found = find_entry(data, 0, 0)

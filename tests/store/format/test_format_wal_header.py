@@ -15,7 +15,7 @@ AT_1234567 = bytes.fromhex("5155495645520057414c010026005155495645525f5345474346
 
 @pytest.mark.parametrize(("golden", "position"), [(AT_0, 0), (AT_1234567, 1234567)])
 def test_golden(golden, position):
-    """What the released engine writes, byte by byte."""
+    """The bytes that the released engine writes."""
     assert encode_wal_header(CONSTANT_HASH, position) == golden
     header = WalHeader(1, WAL_HEADER_BYTES, CONSTANT_HASH, position)
     assert decode_wal_header(memoryview(golden)) == Frame(header, 38)
@@ -30,7 +30,7 @@ def test_round_trip(config_hash, position):
 
 @pytest.mark.parametrize("version", [0, 2, 3, 65535])
 def test_other_versions_are_refused(version):
-    """A future version is named, whatever else stands in the file; so is version 0."""
+    """A future version is reported, with any other contents; so is version 0."""
     data = AT_0[:10] + version.to_bytes(2, "little") + AT_0[12:]
     answer = decode_wal_header(memoryview(data + b"future"))
     assert isinstance(answer, Damage)
@@ -38,7 +38,7 @@ def test_other_versions_are_refused(version):
 
 
 def test_a_larger_head_is_read_and_its_own_size_counts():
-    """Fields added at the end are skipped, and positions are counted from behind them."""
+    """Fields added at the end are skipped, and positions are counted from there."""
     data = AT_1234567[:12] + (40).to_bytes(2, "little") + AT_1234567[14:] + b"\xab\xcd"
     answer = decode_wal_header(memoryview(data + b"entries"))
     assert answer == Frame(WalHeader(1, 40, CONSTANT_HASH, 1234567), 40)
@@ -54,7 +54,7 @@ def test_a_smaller_head_is_refused(size):
 
 
 def test_mistreated():
-    """Cut anywhere it wants more; junk behind it is left alone; flips never raise (there is no checksum)."""
+    """Every prefix needs more; junk after the end is ignored; flips never raise (there is no checksum)."""
     feeding.assert_prefixes_want_more(AT_1234567, decode_wal_header)
     feeding.assert_junk_is_left(AT_1234567, decode_wal_header, WalHeader(1, 38, CONSTANT_HASH, 1234567))
     feeding.assert_flips_are_seen(AT_1234567, decode_wal_header, unprotected=range(14, 38))

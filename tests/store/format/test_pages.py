@@ -1,4 +1,4 @@
-"""The pages in docs/formats say what the code does: offsets, sizes, types, limits, columns, examples."""
+"""The pages in docs/formats match the code: offsets, sizes, types, limits, columns, examples."""
 
 import base64
 import dataclasses
@@ -131,7 +131,7 @@ def test_examples(kind):
 
 
 def test_segment_example():
-    """The footer, after as many zeros as the page says, decodes to the values beside it."""
+    """The footer, after as many zeros as the page gives, decodes to the values next to it."""
     page = page_of("segment")
     text, said = re.findall(r"^```hex footer\n(.*?)```\n\n```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0]
     zeros = int(re.findall(r"all ([\d,]+) bytes before it were zero", page)[0].replace(",", ""))
