@@ -128,7 +128,7 @@ def test_doctor_prints_its_verdict_and_leaves_nothing(tmp_path, call):
     """The guarantees, a verdict, and a matching exit code."""
     result = call("doctor", tmp_path, "--samples", 3)
     assert "at most the last 25.0 ms" in result.output or "everything is lost" in result.output
-    assert ("A store may live here." in result.output) == (result.exit_code == 0)
+    assert ("This disk is suitable for a store." in result.output) == (result.exit_code == 0)
     found = json.loads(call("doctor", tmp_path, "--samples", 3, "--json").output)
 
     assert [one["samples"] for one in found["latencies"]] == [3, 3, 1]

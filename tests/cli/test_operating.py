@@ -72,7 +72,7 @@ def test_repair_reports_repairs_and_losses(any_dir, call):
     segment.write_bytes(damaged)
     would = call("repair", any_dir, "--dry-run")
     assert (would.exit_code, segment.read_bytes()) == (1, bytes(damaged))
-    assert "to do:" in would.output
+    assert "planned:" in would.output
     assert "nothing was changed" in would.output
     found = json.loads(call("repair", any_dir, "--json").output)
     (mend,) = [one for report in found for one in report["mends"] if one["path"] == str(segment)]
@@ -84,7 +84,7 @@ def test_repair_reports_repairs_and_losses(any_dir, call):
     assert set(left) < set(ALL)
     assert call("verify", any_dir).exit_code == 0
     again = call("repair", any_dir)
-    assert (again.exit_code, again.output.count(": 0 things to mend; nothing is damaged")) == (0, len(found))
+    assert (again.exit_code, again.output.count(": 0 things to repair; nothing is damaged")) == (0, len(found))
 
 
 def test_repair_of_an_open_store_is_refused(any_dir, call):
@@ -104,7 +104,7 @@ def test_a_damaged_retry_set_is_reported_and_repaired(store_dir, call):
     told = {one["subscriber"]: one["retry_problem"] for one in json.loads(listed.output)}
     assert (listed.exit_code, told["fast"]) == (1, None)
     assert str(damaged) in told["slow"]
-    assert "to do:" in call("repair", store_dir, "--dry-run").output
+    assert "planned:" in call("repair", store_dir, "--dry-run").output
     assert damaged.read_bytes() == bytes(range(100))
     to_come = pending(store_dir, call)["slow"]
 
@@ -126,7 +126,7 @@ def test_subscribers_are_listed_rewound_and_dropped(any_dir, call):
     assert sum(one["bundles_again"] for one in rewound) == 5
     assert pending(any_dir, call) == {"fast": 12, "slow": 12}
     dropped = call("subscribers", any_dir, "drop", "slow")
-    assert "slow is gone" in dropped.output
+    assert "slow was dropped" in dropped.output
     assert pending(any_dir, call) == {"fast": 12}
     assert call("subscribers", any_dir, "drop", "slow").exit_code == 2
 
@@ -305,7 +305,7 @@ def test_a_damaged_snapshot_is_reported_and_refused(store_dir, tmp_path, call):
     log.write_bytes(log.read_bytes()[:-3])
     verified = call("verify", copy)
     assert verified.exit_code == 1
-    assert f"not as it was copied: {log}" in verified.output
+    assert f"differs from the snapshot's list: {log}" in verified.output
     refused = call("restore", copy, back)
     assert (refused.exit_code, back.exists()) == (1, False)
     assert call("restore", copy, back, "--damaged-too").exit_code == 1

@@ -8,7 +8,7 @@ import pytest
 
 import quiver
 from quiver.bundle import BundleRef
-from quiver.cli.stats.top_figures import Look, Sample, fetch_samples, parse_samples, showing
+from quiver.cli.stats.top_figures import Sample, Snapshot, fetch_samples, parse_samples, showing
 from quiver.errors import TransientError
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -152,7 +152,7 @@ def test_backoff_is_shown(served, call):
     assert all(word in shown for word in ("retrying", "attempts", "next retry", "in 59 m", "! lake waits: HTTP 503"))
     with RetrySet.open(REAL_FILES, str(directory), "lake") as retries:
         retries.failed(BundleRef(0, 1), delay_s=0.0, reason="HTTP 400", is_halted=True)
-    assert "! lake halted, and waits to be started again: HTTP 400" in call(*arguments).output
+    assert "! lake halted until it is restarted: HTTP 400" in call(*arguments).output
 
     (directory / "quiver.retry.lake").write_bytes(b"no retry set")
     assert "quiver.retry.lake" in json.loads(call(*arguments, "--json").output)["problem"]
@@ -173,13 +173,13 @@ def test_what_we_say_of_a_failure_is_not_crowded_out(tmp_path, call):
 def test_what_was_given_up_is_shown():
     """By exporter, and by what became of it."""
     labels = (("exporter", "out"), ("how", "halt"))
-    found = showing(Look(1.0, (Sample("quiver_exporter_given_up_total", labels, 2.0),), (), 0, (), ()), None)
+    found = showing(Snapshot(1.0, (Sample("quiver_exporter_given_up_total", labels, 2.0),), (), 0, (), ()), None)
     assert [(flow.what, flow.of, flow.total) for flow in found.flows] == [("given up", "out halt", 2)]
 
 
 def look(at_s, **counters):
     samples = tuple(Sample(f"quiver_{name}", (), value) for name, value in counters.items())
-    return Look(at_s, samples, (), 0, (), ())
+    return Snapshot(at_s, samples, (), 0, (), ())
 
 
 def rate_of(now, before):

@@ -163,18 +163,18 @@ def run(*arguments, code=0, text=None):
 def test_commands(root, live):
     """The same result, whether a process has the topics open or not."""
     owner = TopicStore.open(root, settings={"wal": {"fsync_interval_ms": 20}}) if live else None  # looks every 5 ms
-    assert "billing of default/orders goes on at offset 5" in run("seek", root, TOPIC, "billing", "--to", 5)
+    assert "billing of default/orders continues at offset 5" in run("seek", root, TOPIC, "billing", "--to", 5)
     assert json.loads(run("seek", root, TOPIC, "billing", "--to", "latest", "--json"))["offset"] == 8
     assert "its end, 8, is the furthest" in run("seek", root, TOPIC, "billing", "--to", 9, code=2)
     assert "2026" in run("seek", root, TOPIC, "billing", "--to", "soon", code=2)
     assert json.loads(run("subscriptions", root, TOPIC, "--json"))[0]["next_offset"] == 8
     run("unsubscribe", root, TOPIC, "billing")
     assert "has no subscription billing" in run("unsubscribe", root, TOPIC, "billing", code=2)
-    assert "begins at offset" in run("truncate", root, TOPIC, "--before", 5)
+    assert "now starts at offset" in run("truncate", root, TOPIC, "--before", 5)
     assert json.loads(run("truncate", root, TOPIC, "--before", "latest", "--json"))["start_offset"] == 8
     assert json.loads(run("unload", root, "--json")) == [{"topic": TOPIC, "next_offset": 8}]
     assert "with objects" in run("upload", root, code=1)
-    assert "nothing is to be appended" in run("reappend", root)
+    assert "none" in run("reappend", root)
     assert "for good?" in run("delete", root, TOPIC, text="n\n", code=1)
     assert "is deleted" in run("delete", root, TOPIC, "--yes")
     assert "there is no topic" in run("delete", root, TOPIC, "--yes", code=2)

@@ -14,11 +14,13 @@ from quiver.errors import UsageError
 
 __all__ = ["bench"]
 
-_NOTE = "ratio: the store's rate over that of a bare log, in turns, with the same bytes and the same promise"
+_NOTE = (
+    "ratio: the store's rate divided by that of a bare log with the same bytes and durability, measured alternately"
+)
 
 
 class ModeName(StrEnum):
-    """What is measured."""
+    """The modes to measure."""
 
     synced = "synced"
     shared = "shared"
@@ -26,18 +28,22 @@ class ModeName(StrEnum):
 
 
 def bench(
-    directory: Annotated[Path, typer.Argument(help="On which disk; everything is removed again.")] = Path(),
-    mode: Annotated[list[ModeName] | None, typer.Option(help="Only this; may be repeated.  [default: all]")] = None,
-    rows: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rows of one bundle.")] = 100,
-    seconds: Annotated[float, typer.Option(min=0.01, max=600, help="How long each of them runs in each round.")] = 1.0,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="How often they take turns.")] = 3,
+    directory: Annotated[
+        Path, typer.Argument(help="A directory on the disk; all files are removed afterwards.")
+    ] = Path(),
+    mode: Annotated[
+        list[ModeName] | None, typer.Option(help="Only this mode; may be repeated.  [default: all]")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, max=1_000_000, help="The number of rows of a bundle.")] = 100,
+    seconds: Annotated[float, typer.Option(min=0.01, max=600, help="The duration of each measurement.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="The number of rounds.")] = 3,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Measure ingest on this disk beside a bare log: bundles a second, their ratio, and syncs for each confirmed bundle.
+    Measure ingest on this disk against a bare log: bundles per second, their ratio, and syncs per confirmed bundle.
 
-    synced: one caller waits for each sync. shared: several at a time share syncs. burst: nobody waits, the log is
-    synced every 25 ms.
+    synced: one caller waits for each sync. shared: concurrent callers share syncs. burst: callers do not wait, and the
+    log is synced every 25 ms.
     """
     from quiver.cli.console.progress import Progress  # noqa: PLC0415
     from quiver.cli.measure import MODES, Mode, measure  # noqa: PLC0415 - keeps `--help` quick
@@ -45,7 +51,7 @@ def bench(
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if not directory.is_dir():
-        raise UsageError(f"{directory}: there is no such directory")
+        raise UsageError(f"{directory} does not exist")
     wanted: list[Mode] = [one for one in MODES if mode is None or one in mode]
     with tempfile.TemporaryDirectory(prefix="quiver-bench-", dir=directory) as work, Progress("measuring") as progress:
         found = [

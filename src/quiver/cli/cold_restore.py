@@ -1,4 +1,4 @@
-"""`quiver restore --cold URL DIR`: a store made again from its object tier."""
+"""`quiver restore --cold URL DIR`: restore a store from its object tier."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = ["Cold", "DryRun", "Stores", "restore_cold"]
 
 Cold = Annotated[
     str | None,
-    typer.Option("--cold", metavar="URL", help="Make the store DIR from its object tier instead: s3://bucket/prefix."),
+    typer.Option("--cold", metavar="URL", help="Restore from this object tier instead: s3://bucket/prefix."),
 ]
 Stores = Annotated[
     list[str] | None,
     typer.Option(
         "--store",
         metavar="ID",
-        help="With --cold, where it has several stores: this one. Given again, they are the cores of one store.",
+        help="With --cold, the store to restore if there are several. May be repeated for the cores of one store.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="With --cold: show what is there, and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="With --cold: only list the stores.")]
 
 
 def restore_cold(
     target: Path, url: str, option: list[str] | None, stores: list[str] | None, *, dry_run: bool, as_json: bool
 ) -> None:
-    """Make the store *target* from the objects at *url*, or show what is there."""
+    """Restore the store *target* from the objects at *url*, or list the stores there."""
     from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
@@ -47,9 +47,9 @@ def restore_cold(
     try:
         known = stores_in_tier(tier)
         if not known:
-            raise UsageError(f"{location} has no segment of a store: is it what cold.objects says?")
+            raise UsageError(f"{location} has no segment of a store; give the location in cold.objects")
         if not stores and len(known) > 1 and not dry_run:
-            raise UsageError(f"{location} has several stores: choose with --store. There are {', '.join(known)}")
+            raise UsageError(f"{location} has several stores; select one with --store: {', '.join(known)}")
         with Progress("reading") as progress:
             fs = progress.fs(REAL_FILES)
             if dry_run:
@@ -70,7 +70,7 @@ def restore_cold(
         print_table(f"stores in {location}", [_row(one) for one in found])
         for one in found:
             for key in one.damaged:
-                typer.echo(f"damaged: {key} is not the segment that its name says", err=True)
+                typer.echo(f"damaged: {key} is not the segment of that name", err=True)
     if any(one.damaged for one in found):
         raise typer.Exit(1)
 

@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 MARKER = "quiver-demo.json"
-"""A directory with this file in it was made by a demo, and may be removed by the next one."""
+"""Marks a directory that was created by a demo and may be removed by the next one."""
 
 PIPELINE_NAME = "otlp-to-parquet.yaml"
 
 
 def demo(
-    directory: Annotated[Path, typer.Argument(help="Where everything goes; an earlier demo there is removed.")] = Path(
+    directory: Annotated[Path, typer.Argument(help="The output directory; an earlier demo in it is removed.")] = Path(
         "demo-run"
     ),
-    scale: Annotated[float, typer.Option(min=0.01, max=100.0, help="How much of the usual load.")] = 1.0,
+    scale: Annotated[float, typer.Option(min=0.01, max=100.0, help="A factor for the load.")] = 1.0,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Run a pipeline under load, kill its processes while data flows, and account for every record.
+    Run a pipeline under load, kill its processes while data flow, and check every record.
 
     OpenTelemetry SDK → OTLP → buffer → Spark → Parquet. Exits with 1 unless every confirmed record is in the
-    Parquet files exactly once. Leaves the directory behind.
+    Parquet files exactly once. The directory is kept.
     """
-    import opentelemetry.sdk  # noqa: F401, PLC0415 - said now, not from a load process
+    import opentelemetry.sdk  # noqa: F401, PLC0415 - fail now, not in a load process
     import pyspark  # noqa: F401, PLC0415
     from rich.console import Console  # noqa: PLC0415
 
@@ -69,14 +69,14 @@ def demo(
     if as_json:
         print_json({"signals": rows, "seconds": round(elapsed_s, 1), "problems": problems, "directory": str(directory)})
     else:
-        print_table("what came of it", rows)
-        _say_end(directory, problems, f"after {len(plan.kills)} kills, in {elapsed_s:.0f} s")
+        print_table("result", rows)
+        _print_end(directory, problems, f"after {len(plan.kills)} kills, in {elapsed_s:.0f} s")
     if problems:
         raise typer.Exit(1)
 
 
 def _prepare(directory: Path) -> Path:
-    """Return the demo's own copy of the pipeline file in a fresh *directory*."""
+    """Create *directory* and return the copy of the pipeline file in it."""
     if directory.exists():
         if not directory.is_dir() or (any(directory.iterdir()) and not (directory / MARKER).exists()):
             raise UsageError(f"{directory} exists and is not from an earlier demo; name another directory")
@@ -95,12 +95,12 @@ def _require_idle(run_dir: Path) -> None:
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if (run_dir / RUN_LOCK).exists():
-        # Raises when the earlier demo still runs: its files are not ours to remove.
+        # Raises if the earlier demo still runs: do not remove its files.
         hold(REAL_FILES, str(run_dir / RUN_LOCK), owner="quiver demo").release()
 
 
 def _watch(course: Conductor, console: Console) -> bool:
-    """Show the progress until all is exported; False when nothing moved for too long."""
+    """Show the progress until everything is exported. Return False if nothing changed for too long."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
 
     from quiver.demo.names import SIGNALS  # noqa: PLC0415
@@ -140,7 +140,7 @@ def _account(course: Conductor) -> list[dict[str, Any]]:
 def _problems(
     course: Conductor, rows: list[dict[str, Any]], *, ended: bool, load_ended: bool, code: int | None
 ) -> list[str]:
-    # Whoever gave up too early has lost nothing: it waits in the buffer.
+    # After stopping early, nothing is lost: the records are in the buffer.
     missing = "missing" if ended else "not exported yet"
     problems = [
         f"{row['signal']}: {row['missing']:,} {missing}, {row['duplicated']:,} duplicated"
@@ -148,34 +148,32 @@ def _problems(
         if row["missing"] or row["duplicated"]
     ]
     problems += [f"{row['signal']}: nothing was confirmed" for row in rows if not row["confirmed"]]
-    # What was late went out while the pipeline stopped, or it is missing.
+    # Late records were exported while the pipeline stopped, or are missing.
     if not ended and (any(row["missing"] for row in rows) or not load_ended):
-        problems.append(
-            f"nothing was exported for {course.plan.patience_s:.0f} s; the logs of what runs are in {course.run_dir}"
-        )
+        problems.append(f"nothing was exported for {course.plan.patience_s:.0f} s; the logs are in {course.run_dir}")
     if course.kills_left:
         names = ", ".join(name for _, name in course.kills_left)
-        problems.append(f"the load ended before these could be killed: {names}")
+        problems.append(f"the load ended before these processes were killed: {names}")
     if code != 0:
         problems.append(f"quiver run ended with exit code {code}")
     return problems
 
 
-def _say_end(directory: Path, problems: list[str], how: str) -> None:
+def _print_end(directory: Path, problems: list[str], how: str) -> None:
     for problem in problems:
         typer.echo(f"FAILED: {problem}")
     if not problems:
-        typer.echo(f"Every confirmed record is there exactly once, {how}.")
+        typer.echo(f"Every confirmed record was exported exactly once, {how}.")
     columns = "columns=['time', 'severity_text', 'scope_name']"
     query = f"import pyarrow.dataset as d; print(d.dataset('{directory}/parquet/logs').head(5, {columns}).to_pandas())"
-    typer.echo(f"\nEverything is left in {directory}. Worth trying next:\n")
+    typer.echo(f"\nAll files are in {directory}. Try next:\n")
     typer.echo(f"  {_command('quiver')} stats {directory}/buffer")
     typer.echo(f"  {_command('quiver')} inspect {directory}/buffer")
     typer.echo(f'  {_command("python")} -c "{query}"')
 
 
 def _command(name: str) -> str:
-    """Return what to type for *name* of this very environment: it may not be the one on the search path."""
+    """Return the command *name* of this environment, which may not be the one on the search path."""
     here = Path(sys.executable).parent / name
     found = shutil.which(name)
     if found is not None and (not here.exists() or Path(found).resolve() == here.resolve()):

@@ -1,4 +1,4 @@
-"""Files described to people: read no further than their kind can be long."""
+"""Descriptions of files. A file is read only up to the maximum size of its kind."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def describe_file(
     path: str, kind_of: Callable[[str, memoryview], str], describe: _Describe, *, rows_max: int
 ) -> Description:
     """
-    Describe the file at *path*. One of an unknown kind is not read, nor is one that is too large for its kind.
+    Describe the file at *path*, without reading it if its kind is unknown or it is too large for its kind.
 
     Args:
-        path: of the file.
-        kind_of: returns the kind of a file from its name, and from bytes that begin and end as the file does.
+        path: the path of the file.
+        kind_of: returns the kind of a file from its name and the bytes at its start and end.
         describe: describes a file from its name and contents.
-        rows_max: of each table.
+        rows_max: the maximum number of rows of each table.
 
     Raises:
         OSError: it cannot be read.

@@ -16,15 +16,15 @@ __all__ = ["doctor"]
 
 
 def doctor(
-    directory: Annotated[Path, typer.Argument(help="Where a store lives, or is to live.")],
-    samples: Annotated[int, typer.Option(min=1, max=10_000, help="How many syncs to measure.")] = 40,
+    directory: Annotated[Path, typer.Argument(help="The directory of a store, or of a planned one.")],
+    samples: Annotated[int, typer.Option(min=1, max=10_000, help="The number of syncs to measure.")] = 40,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Measure the disk below a directory and say what a store may expect of it, and what survives what.
+    Measure the disk of a directory, and report its guarantees: which data survive which failures.
 
-    Writes a few small files there and removes them; safe beside a live writer. Exits with 1 when a store should not
-    live there.
+    Writes a few small files there and removes them; safe while a writer runs. Exits with 1 if the disk is unsuitable
+    for a store.
     """
     from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
@@ -32,7 +32,7 @@ def doctor(
     from quiver.store.reading.doctor import diagnose  # noqa: PLC0415
 
     with Progress("measuring") as progress:
-        # A mount is found by its whole path.
+        # A mount is found by its absolute path.
         where = str(directory.resolve())
         found = diagnose(REAL_FILES, where, clock=SYSTEM_CLOCK, samples=samples, on_progress=progress)
     if as_json:
@@ -57,5 +57,5 @@ def _say(found: Diagnosis) -> None:
     print_table("findings", [{"": one.verdict, "what": one.subject, "finding": one.said} for one in found.remarks])
     survives = [{"call": call, "the process dies": dies, "power is lost": lost} for call, dies, lost in found.survives]
     print_table("what is lost when", survives)
-    verdict = "A store may live here." if found.is_fit else "A store should not live here."
+    verdict = "This disk is suitable for a store." if found.is_fit else "This disk is not suitable for a store."
     typer.echo(verdict)

@@ -21,32 +21,32 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 Span = tuple[datetime | None, datetime | None]
-"""Times of ingestion: from the first up to and without the second; None has no bound."""
+"""Times of ingestion from the first (inclusive) to the second (exclusive); None means unbounded."""
 
 
 def export(
     directory: Annotated[Path, typer.Argument(help="A store's directory.")],
     to: Annotated[Path, typer.Option("--to", help="The file to write: .parquet, .arrow or .jsonl.")],
-    slot: Annotated[str | None, typer.Option(help="Name or number of the slot.")] = None,
+    slot: Annotated[str | None, typer.Option(help="The name or number of the slot.")] = None,
     view: Annotated[str | None, typer.Option(help="logs, spans or metrics: flat rows of OTLP requests.")] = None,
-    table: Annotated[str | None, typer.Option(help="Name of a table that QuestDB clients sent.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
+    table: Annotated[str | None, typer.Option(help="The name of a table sent by QuestDB clients.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Only these columns, comma-separated.")] = None,
     since: Annotated[
-        str | None, typer.Option(help="Only what was ingested from this time on; 90m: that long ago.")
+        str | None, typer.Option(help="Only data ingested from this time on; 90m means 90 minutes ago.")
     ] = None,
-    until: Annotated[str | None, typer.Option(help="… and before this time.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    until: Annotated[str | None, typer.Option(help="Only data ingested before this time.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     file_mode: Annotated[
         str | None,
-        typer.Option("--file-mode", help="Who may read it, such as 0600.  [default: 0640 and the umask]"),
+        typer.Option("--file-mode", help="The file mode, such as 0600.  [default: 0640 and the umask]"),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
     Write all rows of one slot, one view or one table to a file.
 
-    Reads only; safe beside a live writer. The file appears whole or not at all, and takes little memory. Exits with
-    1 when something was left out because it is damaged.
+    Read-only; safe while a writer runs. The file appears complete or not at all. Memory use is low. Exits with 1 if
+    data were left out because they are damaged.
     """
     from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
@@ -57,13 +57,13 @@ def export(
 
     kind = format_of(str(to))
     if to.exists() and not force:
-        raise UsageError(f"{to} exists; --force replaces it")
+        raise UsageError(f"{to} exists; use --force to replace it")
     if not to.parent.is_dir():
-        raise UsageError(f"{to.parent}: there is no such directory")
+        raise UsageError(f"{to.parent} does not exist")
     mode = None if file_mode is None else _mode_of(file_mode)
     if [slot, view, table].count(None) != 2:
         raise UsageError(
-            "name what to export: --slot logs, or --view logs for the rows of OTLP requests, or --table trades for "
+            "give what to export: --slot logs, --view logs for the rows of OTLP requests, or --table trades for "
             "those of a QuestDB client"
         )
     wanted = None if columns is None else [name.strip() for name in columns.split(",")]
@@ -149,7 +149,7 @@ def _sealed(slots: Sequence[int]) -> str:
 def _rows_of_view(
     reader: StoreReader, view: str, columns: Sequence[str] | None, span: Span, problems: list[str]
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the view's schema and rows; requests that cannot be read are told in *problems*."""
+    """Return the view's schema and rows; unreadable requests are added to *problems*."""
     from quiver.otap.stored import slots_of_view, stored_requests  # noqa: PLC0415
     from quiver.otap.views.schemas import projected_schema, view_name  # noqa: PLC0415
     from quiver.otap.views.view import decode_groups  # noqa: PLC0415
@@ -164,13 +164,13 @@ def _rows_of_view(
         for _, bundle in reader.bundles(slots_of_view(name)):
             at_ns = bundle.ingested_at_ns or 0
             if (since_ns is not None and at_ns < since_ns) or (until_ns is not None and at_ns >= until_ns):
-                is_there = True  # or not: that is not looked at
+                is_there = True  # possibly not, but that is not checked
                 continue
             for one in stored_requests(bundle.batches, name):
                 is_there = True
                 yield one
         if not is_there:
-            raise UsageError(f"no bundle has {name} of OpenTelemetry; {_sealed(_present(reader))}")
+            raise UsageError(f"no bundle has OpenTelemetry {name}; {_sealed(_present(reader))}")
 
     def rows() -> Iterator[pa.RecordBatch]:
         for group in decode_groups(requests(), name, columns=columns):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["inspect"]
 
 PID_FILE_OF_SLOTS = ".lock.pid"
-"""Who held a QWP slot last: in each slot that was ever opened, also when it is empty."""
+"""The process that last had a QWP slot open: in each slot that was ever opened, even if it is empty."""
 FINGERPRINT_DIGITS = 12
 SUFFIXES_OF_OTHERS = (".tmp", ".lock")
 OTHERS = "for topics there is `quiver topic inspect`, for logs in the AOF2 format `quiver aof inspect`"
@@ -29,13 +29,13 @@ NAMES_OF_SLOTS = re.compile(r"\.ack-watermark|\.dead-letters(-\d+)?|.*\.sfa")
 
 def inspect(
     path: Annotated[Path, typer.Argument(help="A file of a store or of a QWP slot, or their directory.")],
-    rows: Annotated[int, typer.Option(min=0, help="Rows to show of each table.")] = 20,
+    rows: Annotated[int, typer.Option(min=0, help="The number of rows to show of each table.")] = 20,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Say what a file is and holds; for a directory, a line for each file.
+    Describe a file; for a directory, print a line for each file.
 
-    Reads only; safe beside a live writer. Exits with 1 when a file is damaged.
+    Read-only; safe while a writer runs. Exits with 1 if a file is damaged.
     """
     if path.is_dir():
         found = _directory(path)
@@ -77,19 +77,19 @@ def _described(root: Path, progress: Progress) -> Iterator[Description]:
         if path.suffix in SUFFIXES_OF_OTHERS:
             continue
         progress(str(path))
-        # A live writer may have deleted it since it was listed.
+        # A writer may have deleted it since it was listed.
         one = _describe(path, 0)
         if one is None:
             continue
         if path.parent.name == QUARANTINE_DIR:
-            # Damaged is what they are there for.
+            # Quarantined files are expected to be damaged.
             one.kind, one.problems = "kept copy", []
         if one.kind != "unknown":
             yield one
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
-    """Yield every file below *directory*, in order of names; not beyond links to other directories."""
+    """Yield every file below *directory*, sorted by name, without following links to directories."""
     for path in sorted(directory.iterdir()):
         if path.is_dir():
             if not path.is_symlink():
@@ -136,14 +136,14 @@ def _print_file(one: Description) -> None:
 
 
 def _short(key: str, value: object) -> object:
-    """Return *value* as a person reads it; JSON has it whole."""
+    """Return a human-readable form of *value*, which JSON has in full."""
     if key == "fingerprint":
         return f"{str(value)[:FINGERPRINT_DIGITS]}…"
     if key.endswith("_ns") and isinstance(value, int):
         try:
             return datetime.fromtimestamp(value / 1e9, tz=UTC).isoformat(timespec="milliseconds")
         except (ValueError, OverflowError, OSError):
-            return value  # no date is that far
+            return value  # beyond the range of dates
     return value
 
 

@@ -36,14 +36,14 @@ def build_app() -> typer.Typer:
     from quiver.cli.console.paths import refuse_empty_paths  # noqa: PLC0415
 
     class Commands(TyperGroup):
-        """Turns errors raised on purpose into one sentence and an exit code."""
+        """Converts the errors of Quiver to one line and an exit code."""
 
         def invoke(self, ctx: Any) -> Any:
             try:
                 return super().invoke(ctx)
             except ModuleNotFoundError as error:
                 sentence, code = missing_extra(error), 2
-            except Exception as error:  # the edge of the program
+            except Exception as error:  # the top level of the program
                 sentence, code = _explain(error)
             typer.echo(f"quiver: {sentence}", err=True)
             raise typer.Exit(code)
@@ -85,21 +85,21 @@ def _add_commands(app: typer.Typer) -> None:
     from quiver.cli.topic import commands as topic  # noqa: PLC0415
 
     app.callback()(version.options)
-    app.command("run", short_help="Run a pipeline until it is told to stop.")(run.run)
+    app.command("run", short_help="Run a pipeline until it is stopped.")(run.run)
     app.command("demo", short_help="Run a pipeline under load and kill its processes.")(demo.demo)
-    app.command("inspect", short_help="Say what a file is and holds.")(inspect.inspect)
-    app.command("verify", short_help="Read a store to its last byte and list damage.")(verify.verify)
-    app.command("repair", short_help="Mend a store; say what was given up.")(repair.repair)
-    app.command("snapshot", short_help="Copy a store, beside its live writer too.")(snapshot.snapshot)
-    app.command("restore", short_help="Make a store from a snapshot.")(snapshot.restore)
+    app.command("inspect", short_help="Describe a file.")(inspect.inspect)
+    app.command("verify", short_help="Read a complete store and list damage.")(verify.verify)
+    app.command("repair", short_help="Repair a store; report what is lost.")(repair.repair)
+    app.command("snapshot", short_help="Copy a store, also while its writer runs.")(snapshot.snapshot)
+    app.command("restore", short_help="Restore a store from a snapshot.")(snapshot.restore)
     app.command("migrate", short_help="Change the format profile or the slot table.")(migrate.migrate)
-    app.command("stats", short_help="Count what a store holds.")(stats.stats)
+    app.command("stats", short_help="Show segments, bytes and lag of a store.")(stats.stats)
     app.command("top", short_help="Watch a running pipeline.")(top.top)
     app.command("subscribers", short_help="List, drop or rewind subscribers.")(subscribers.subscribers)
     app.add_typer(dead_letters.build_dead_letters_app(), name="dead-letters")
     app.command("export", short_help="Write a slot or a view to a file.")(export.export)
-    app.command("doctor", short_help="Measure a disk; say what survives what.")(doctor.doctor)
-    app.command("bench", short_help="Measure ingest beside a bare log.")(bench.bench)
+    app.command("doctor", short_help="Measure a disk and report its guarantees.")(doctor.doctor)
+    app.command("bench", short_help="Measure ingest against a bare log.")(bench.bench)
     app.add_typer(topic.build_topic_app(), name="topic")
     app.add_typer(aof.build_aof_app(), name="aof")
     app.add_typer(qwp.build_qwp_app(), name="qwp")
@@ -107,7 +107,7 @@ def _add_commands(app: typer.Typer) -> None:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """Return the sentence and the exit code of an error raised on purpose, or by the disk; raise any other again."""
+    """Return the message and the exit code of an error of Quiver or the disk; raise any other error again."""
     from quiver.errors import QuiverError, UsageError  # noqa: PLC0415 - keeps `--help` quick
 
     if isinstance(error, UsageError):

@@ -1,9 +1,9 @@
 """
-What `quiver bench` measures: the store beside a bare log on the same disk, with the same bytes and the same promise.
+The measurements of `quiver bench`: the store against a bare log on the same disk, with equal bytes and durability.
 
-The bare log is the least that keeps the promise: the batch serialised, its checksum, one gathered write, and a sync
-that callers who wait at the same time share. Its file is filled with zeros beforehand, which makes its syncs as cheap
-as they can be. What the store does beyond that (seal segments, keep progress) is in its time, not in the log's.
+The bare log is the minimum for that durability: a serialized batch, its checksum, one gathered write, and a sync that
+concurrent callers share. Its file is preallocated with zeros, so its syncs are as cheap as possible. The additional
+work of the store (sealing segments, recording progress) counts for the store.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["MODES", "Measured", "Mode", "measure"]
 Mode = Literal["synced", "shared", "burst"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 """
-One caller that waits for its sync; several at a time that share syncs; one that does not wait, synced every 25 ms.
+One caller that waits for each sync; concurrent callers that share syncs; one that does not wait, synced every 25 ms.
 """
 
 SHARING = 4
-"""Callers at a time in the mode `shared`."""
+"""The number of concurrent callers in the mode `shared`."""
 
 _SYNC_METRIC = "quiver.wal.fsync.duration"
 _BURST_S = 0.025
@@ -50,19 +50,19 @@ _ENTRY = struct.Struct("<IQQI")
 @dataclass(frozen=True, slots=True)
 class Measured:
     """
-    One mode: medians over the rounds.
+    The result for one mode, as medians over the rounds.
 
     Attributes:
-        mode: which.
-        callers: threads at a time.
-        rows: of one bundle.
-        bundles_s: bundles a second that the store took.
-        log_s: entries a second that the bare log took.
-        ratio: of the two, within a round; `ratio_min` and `ratio_max` over all rounds.
-        ratio_min: see `ratio`.
-        ratio_max: see `ratio`.
-        fsyncs_per_ack: syncs of the store's log for each bundle it confirmed.
-        log_fsyncs_per_ack: the same of the bare log.
+        mode: the mode.
+        callers: the number of threads.
+        rows: the number of rows of a bundle.
+        bundles_s: the store's rate in bundles per second.
+        log_s: the bare log's rate in entries per second.
+        ratio: the ratio of the rates within a round.
+        ratio_min: the minimum ratio of all rounds.
+        ratio_max: the maximum ratio of all rounds.
+        fsyncs_per_ack: the number of the store's syncs for each confirmed bundle.
+        log_fsyncs_per_ack: the number of the bare log's syncs for each entry.
     """
 
     mode: Mode
@@ -77,7 +77,7 @@ class Measured:
     log_fsyncs_per_ack: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the attributes as a dict."""
         return asdict(self)
 
 
@@ -112,7 +112,7 @@ class _CountsSyncs(InMemoryObserver):
         self.syncs += name == _SYNC_METRIC
 
     def event(self, name: str, *, level: int = 0, **attributes: Any) -> None:
-        """Take no note."""
+        """Ignore events."""
 
 
 def measure(
@@ -127,11 +127,11 @@ def measure(
     on_progress: Callable[[str], None],
 ) -> Measured:
     """
-    Measure *mode* in the empty directory *directory*: in turns, log and store, each for *seconds*.
+    Measure *mode* in the empty directory *directory*: log and store alternately, each for *seconds*.
 
     Raises:
-        OSError: the disk refused.
-        CapacityError: the disk took nothing for a minute.
+        OSError: the disk failed.
+        CapacityError: the store accepted nothing for a minute.
     """
     batch = _batch(rows)
     logs: list[_Run] = []
@@ -178,9 +178,9 @@ def _run(append: Callable[[], None], mode: Mode, seconds: float, clock: Clock, c
     Call *append* from as many threads as *mode* has until *seconds* have passed.
 
     Raises:
-        OSError: what a call raised; other errors of `append` likewise.
+        OSError: a call raised it; other errors of `append` are raised, too.
     """
-    append()  # the first makes files and schemas
+    append()  # the first call creates files and schemas
     before, started = counter.syncs, clock.monotonic()
     done: list[int] = []
     failed: list[Exception] = []
@@ -188,7 +188,7 @@ def _run(append: Callable[[], None], mode: Mode, seconds: float, clock: Clock, c
     def work() -> None:
         acks = 0
         try:
-            while not acks or clock.monotonic() - started < seconds:  # once at least: a rate is never zero
+            while not acks or clock.monotonic() - started < seconds:  # at least once: a rate is never zero
                 append()
                 acks += 1
         except Exception as error:  # raised again below, in the caller's thread
@@ -234,7 +234,7 @@ def _opened(log: _BareLog) -> Iterator[_BareLog]:
 
 
 class _BareLog:
-    """The least that keeps the promise; see the module's own text."""
+    """The minimal log with the same durability; see the module docstring."""
 
     def __init__(self, file: File, batch: pa.RecordBatch, clock: Clock, *, waits: bool) -> None:
         self._file = file

@@ -28,17 +28,17 @@ class ProfileName(StrEnum):
 
 
 def migrate(
-    directory: Annotated[Path, typer.Argument(help="A store's directory. Nobody may have it open.")],
-    profile: Annotated[ProfileName, typer.Option(help="How its files are written from now on.")],
+    directory: Annotated[Path, typer.Argument(help="A store's directory; no process may have it open.")],
+    profile: Annotated[ProfileName, typer.Option(help="The new format profile.")],
     adapter: Annotated[
-        str | None, typer.Option(help="The slot table from now on: otap, or a JSON file.  [default: as it is]")
+        str | None, typer.Option(help="The new slot table: otap, or a JSON file.  [default: unchanged]")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Bring a store to another format profile, or under another slot table. Cut off, it is called again and goes on.
+    Convert a store to another format profile or slot table. After an interruption, run the command again to continue.
 
-    Open the store with the same format_profile afterwards. Data and progress stay what they are.
+    Open the store with the same format_profile afterwards. Data and progress are kept.
     """
     from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
@@ -66,7 +66,7 @@ def migrate(
 
 
 def _read_adapter(named: str) -> Adapter:
-    """Return the slot table that *named*, a name or a file, stands for."""
+    """Return the slot table with the name *named*, or from the file *named*."""
     from quiver.bundle import OTAP, Adapter  # noqa: PLC0415
 
     if named == OTAP.name:

@@ -1,7 +1,4 @@
-"""
-The options of every command that takes the URL of an object store or a metadata store, and the location that they
-describe.
-"""
+"""The command-line options for the locations of object stores and metadata stores."""
 
 from __future__ import annotations
 
@@ -25,14 +22,16 @@ __all__ = [
 ]
 
 ObjectsUrl = Annotated[
-    str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
+    str | None,
+    typer.Option("--objects", help="The location of the objects: a directory, or a URL such as s3://bucket/prefix."),
 ]
 ObjectOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--option",
         metavar="KEY=VALUE",
-        help="For the object store, as endpoint=http://host:9000; may be repeated. ${NAME} is an environment variable.",
+        help="An option of the object store, such as endpoint=http://host:9000; may be repeated."
+        " ${NAME} is an environment variable.",
     ),
 ]
 MetadataOptions = Annotated[
@@ -40,19 +39,19 @@ MetadataOptions = Annotated[
     typer.Option(
         "--metadata-option",
         metavar="KEY=VALUE",
-        help="For an etcd: ca_file, cert_file, key_file, user, password; may be repeated. ${NAME} is an environment"
-        " variable.",
+        help="An option of etcd: ca_file, cert_file, key_file, user, password; may be repeated."
+        " ${NAME} is an environment variable.",
     ),
 ]
 
 
 def object_location(url: str | None, options: list[str] | None) -> ObjectLocation | None:
     """
-    Return the location that ``--objects`` and ``--option`` describe; None without a URL.
+    Return the location that ``--objects`` and ``--option`` describe; None without it.
 
     Raises:
-        SettingsError: not a location, or an option that it does not have.
-        UsageError: options without a URL, or one that is not ``key=value``.
+        SettingsError: an invalid location or option.
+        UsageError: options without a URL, or an option that is not ``key=value``.
     """
     from quiver.objects import ObjectLocation  # noqa: PLC0415 - keeps `--help` quick
 
@@ -60,17 +59,17 @@ def object_location(url: str | None, options: list[str] | None) -> ObjectLocatio
     if url is not None:
         return ObjectLocation.from_url(url, given, environment=os.environ)
     if given:
-        raise UsageError("--option is for the object store: say where it is, with --objects")
+        raise UsageError("--option needs --objects, the location of the object store")
     return None
 
 
 def metadata_location(url: str | None, options: list[str] | None) -> MetadataLocation | None:
     """
-    Return the location that ``--metadata`` and ``--metadata-option`` describe; None without a URL.
+    Return the location that ``--metadata`` and ``--metadata-option`` describe; None without it.
 
     Raises:
-        SettingsError: not a location, or an option that it does not have.
-        UsageError: options without a URL, or one that is not ``key=value``.
+        SettingsError: an invalid location or option.
+        UsageError: options without a URL, or an option that is not ``key=value``.
     """
     from quiver.metadata import MetadataLocation  # noqa: PLC0415 - keeps `--help` quick
 
@@ -78,7 +77,7 @@ def metadata_location(url: str | None, options: list[str] | None) -> MetadataLoc
     if url is not None:
         return MetadataLocation.of(url, given, environment=os.environ)
     if given:
-        raise UsageError("--metadata-option is for an etcd: say where it is, with --metadata")
+        raise UsageError("--metadata-option needs --metadata, the location of etcd")
     return None
 
 

@@ -16,22 +16,22 @@ __all__ = ["repair"]
 
 
 def repair(
-    directory: Annotated[Path, typer.Argument(help="A store's directory. Nobody may have it open.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+    directory: Annotated[Path, typer.Argument(help="A store's directory; no process may have it open.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Mend a store as far as it can be, say what was given up, and keep a copy of every damaged byte.
+    Repair a store as far as possible, report what is lost, and keep copies of all damaged bytes.
 
-    Its dead letters are mended, too. Copies go to quarantine/ inside the store. Exits with 1 when something is damaged
-    afterwards.
+    Dead letters are repaired, too. The copies are in quarantine/ inside the store. Exits with 1 if something is still
+    damaged.
     """
     from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.offline.closed import require_closed  # noqa: PLC0415
-    from quiver.store.offline.repair import repair as mend  # noqa: PLC0415
+    from quiver.store.offline.repair import repair as repair_store  # noqa: PLC0415
     from quiver.store.reading.check import nested_stores, refuse_snapshot  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))
@@ -40,12 +40,12 @@ def repair(
     require_closed(REAL_FILES, [*roots, *nested], owner="quiver repair")
     reports: list[RepairReport] = []
     try:
-        with Progress("mending") as progress:
+        with Progress("repairing") as progress:
             fs = progress.fs(REAL_FILES)
             for root in roots:
-                reports.append(mend(fs, root, clock=SYSTEM_CLOCK, dry_run=dry_run))  # noqa: PERF401 - some may be told
+                reports.append(repair_store(fs, root, clock=SYSTEM_CLOCK, dry_run=dry_run))  # noqa: PERF401 - after an error, report the first ones
     finally:
-        # Also when a later core is refused: what was given up is said once, or never.
+        # Also if a later core is refused: the losses cannot be reported later.
         if reports and as_json:
             print_json([report.as_dict() for report in reports])
         for report in () if as_json else reports:
@@ -56,8 +56,8 @@ def repair(
 
 def _say(report: RepairReport) -> None:
     for mend in report.mends:
-        done, lost = ("to do:  ", "to lose:") if report.dry_run else ("mended: ", "gave up:")
-        typer.echo(f"{mend.path}\n  wrong:   {mend.problem}\n  {done} {mend.mended}")
+        done, lost = ("planned:", "to lose:") if report.dry_run else ("repair: ", "lost:   ")
+        typer.echo(f"{mend.path}\n  problem: {mend.problem}\n  {done} {mend.mended}")
         if mend.gave_up is not None:
             typer.echo(f"  {lost} {mend.gave_up}")
         if mend.copy is not None:
@@ -70,4 +70,4 @@ def _say(report: RepairReport) -> None:
     else:
         verdict = f"{len(damaged)} files are still damaged" if damaged else "nothing is damaged"
     things = "1 thing" if len(report.mends) == 1 else f"{len(report.mends)} things"
-    typer.echo(f"{report.root}: {things} to mend; {verdict}")
+    typer.echo(f"{report.root}: {things} to repair; {verdict}")

@@ -1,4 +1,4 @@
-"""How the last attempts of an exporter ended, as its reports say."""
+"""The last success and failure of exporters, from their reports."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class LastError:
     The last failure of an exporter.
 
     Attributes:
-        type: what failed, in a word.
-        message: why, in a line.
-        at_ns: when, in nanoseconds since 1970.
-        is_over: something was delivered since then.
+        type: the type of the failure.
+        message: the reason.
+        at_ns: the time in nanoseconds since 1970.
+        is_over: whether something was delivered since then.
     """
 
     type: str
@@ -32,19 +32,19 @@ class LastError:
     is_over: bool
 
     def in_words(self, now_ns: int) -> str:
-        """Return it as a line."""
+        """Return the failure as one line."""
         return f"{self.type}, {human_age(max(now_ns - self.at_ns, 0) / 1e9)} ago: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
     """
-    What an exporter reported.
+    The report of an exporter.
 
     Attributes:
-        last_success_at_ns: when it last delivered something; None: never, or it is no exporter.
-        last_error: its last failure; None: none, or it is no exporter.
-        report_problem: which report cannot be read.
+        last_success_at_ns: the time of the last delivery; None: never, or it is not an exporter.
+        last_error: the last failure; None: none, or it is not an exporter.
+        report_problem: why a report cannot be read.
     """
 
     last_success_at_ns: int | None = None
@@ -59,8 +59,9 @@ class Reported:
 
 def reported(fs: FileSystem, roots: Sequence[str], exporter: str) -> Reported:
     """
-    Return what *exporter* reported in the stores *roots*, of which each may have another of its instances: the last
-    success of all, and the last failure, one that is not over first.
+    Merge the reports of *exporter* in the stores *roots*, each of which may have a different instance of it.
+
+    The result has the last success of all, and the last failure, preferably one that is not over.
 
     Raises:
         OSError: a file cannot be read.
@@ -71,7 +72,7 @@ def reported(fs: FileSystem, roots: Sequence[str], exporter: str) -> Reported:
         try:
             report = load_report(fs, root, exporter)
         except CorruptionError as damage:
-            problems.append(f"{damage}; nothing relies on it, and its exporter replaces it")
+            problems.append(f"{damage}; no data depend on it, and its exporter replaces it")
             continue
         if report is not None:
             found.append(report)
@@ -86,6 +87,6 @@ def reported(fs: FileSystem, roots: Sequence[str], exporter: str) -> Reported:
 
 
 def since_success(one: Reported, now_ns: int) -> str | None:
-    """Return in words how long ago something was delivered; None when never."""
+    """Return how long ago the last delivery was, human-readable; None if never."""
     at_ns = one.last_success_at_ns
     return None if at_ns is None else human_age(max(now_ns - at_ns, 0) / 1e9)

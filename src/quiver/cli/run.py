@@ -17,30 +17,31 @@ def run(
     pipeline: Annotated[Path, typer.Argument(help="The pipeline file.")],
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Fill {{NAME}} and ${NAME}; else the environment does."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Fill {{NAME}} and ${NAME}, instead of from the environment."),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Say what would run, and stop.")] = False,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw the graph for Mermaid, and stop.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Print what would run, and exit.")] = False,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the graph for Mermaid, and exit.")] = False,
     cores: Annotated[
         int | None,
-        typer.Option("--cores", help="Ingest processes that share the ports, each with a store.", min=1),
+        typer.Option("--cores", help="The number of ingest processes that share the ports, each with a store.", min=1),
     ] = None,
     drain: Annotated[
-        str | None, typer.Option("--drain", help="How long exporters go on when told to stop, for example 30s.")
+        str | None, typer.Option("--drain", help="How long exporters continue when stopping, for example 30s.")
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="Logs and state file.  [default: <store>.run]", show_default=False)
+        Path | None,
+        typer.Option("--run-dir", help="The directory for logs and state.  [default: <store>.run]", show_default=False),
     ] = None,
     stop_with_stdin: Annotated[
-        bool, typer.Option("--stop-with-stdin", help="Stop when standard input ends: for a program that runs this one.")
+        bool, typer.Option("--stop-with-stdin", help="Stop when standard input ends, for a parent process.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Run a pipeline until it is told to stop.
+    Run a pipeline until it is stopped.
 
-    Receivers and stores run in one process or several, Spark in another; each is restarted when it dies. SIGHUP reads
-    the file again: exporters, processors and log_level change without a restart.
+    Receivers and stores run in one or several processes, Spark in another one; each is restarted if it dies. SIGHUP
+    reloads the file: exporters, processors and log_level change without a restart.
     """
     import os  # noqa: PLC0415 - here only: the library reads no environment
 
@@ -53,7 +54,7 @@ def run(
 
     if as_json and (mermaid or not check):
         raise UsageError(
-            "--json goes with --check, and not with --mermaid: what runs is told by its state file, and top"
+            "--json needs --check, without --mermaid; for a running pipeline, use its state file or quiver top"
         )
     given = assignments or []
     checked = read_pipeline(pipeline, given, os.environ)
@@ -64,14 +65,14 @@ def run(
         typer.echo(as_mermaid(checked))
         return
     if cores is not None and checked.metrics is not None and not as_json:
-        typer.echo(f"metrics: each core tells its own, at {checked.metrics.listen} and the ports above it")
+        typer.echo(f"metrics: each core serves its own, at {checked.metrics.listen} and the ports above it")
     directory = run_dir or default_run_dir(checked)
     described = describe(checked.placed(directory), cores=cores)
     if check and as_json:
         print_json(described)
         return
     if check:
-        _tell(checked, described)
+        _print_check(checked, described)
         return
     options = RunOptions(
         given, directory, cores, drain_s, 0 if stop_with_stdin else None, os.environ.get("NOTIFY_SOCKET")
@@ -91,8 +92,8 @@ def _tell_briefly(checked: Any, described: dict[str, Any]) -> None:
         typer.echo(sentence)
 
 
-def _tell(checked: Any, described: dict[str, Any]) -> None:
-    """Print the graph, and what each node will do."""
+def _print_check(checked: Any, described: dict[str, Any]) -> None:
+    """Print the graph and a description of each node."""
     from quiver.pipeline.diagram import as_text  # noqa: PLC0415
 
     typer.echo(as_text(checked))

@@ -29,21 +29,22 @@ _RunDir = Annotated[
 
 def snapshot(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A store's directory, or a pipeline file for all that it keeps.")
+        Path, typer.Argument(metavar="SOURCE", help="A store's directory, or a pipeline file for all its stores.")
     ],
     to: Annotated[Path, typer.Argument(help="A new directory.")],
-    check: Annotated[bool, typer.Option("--check", help="Read the whole snapshot back before it counts.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Verify the complete snapshot before it becomes valid.")
+    ] = False,
     assignments: _Assignments = None,
     run_dir: _RunDir = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Copy a store, or all stores of a pipeline, beside live writers too: what was accepted before is in the copy.
+    Copy a store, or all stores of a pipeline, also while writers run. The copy has everything accepted before.
 
-    Dead letters, committed batches of Spark sinks, and the buffers that a pipeline keeps beside the directory are
-    copied as well; of a pipeline file also the checkpoints of its exporters on Spark. Files that never change are
-    linked where that is possible, so that a snapshot on the same disk takes little room. Exits with 1 when something
-    could not be copied, and lists it.
+    It includes dead letters, committed batches of Spark sinks, and the pipeline's companion stores; for a pipeline file
+    also the checkpoints of its exporters on Spark. Immutable files are hard-linked if possible, so a snapshot on the
+    same disk needs little space. Exits with 1 if something could not be copied, and lists it.
     """
     from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
@@ -61,7 +62,7 @@ def snapshot(
 
             done = snapshot_pipeline(fs, *given, str(to), now_ns=now_ns)
         else:
-            instance_roots(fs, str(source))  # what is wrong with the store itself is said first
+            instance_roots(fs, str(source))  # report problems of the store itself first
             others, problem = _others(source)
             done = take(fs, str(source), str(to), now_ns=now_ns, beside=others)
             done.notes += [problem] if problem else []
@@ -72,17 +73,14 @@ def snapshot(
 
 
 def _others(directory: Path) -> tuple[dict[str, str], str | None]:
-    """
-    Return the stores that a pipeline keeps beside *directory*, by what their names have after its name; and why they
-    are not known.
-    """
+    """Return the companion stores of *directory* by the suffix of their names, or the reason if they are unknown."""
     from quiver.pipeline.companion_stores import beside, stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     try:
         found = stores_beside(REAL_FILES, directory)
     except OSError as error:
-        return {}, f"the buffers beside {directory}, if there are any: {error.filename}: {error.strerror}"
+        return {}, f"the companion stores of {directory}, if any: {error.filename}: {error.strerror}"
     own = beside(directory, "run").name.removesuffix("run") if found else ""
     return {Path(path).name.removeprefix(own): path for path in found}, None
 
@@ -92,8 +90,8 @@ def restore(
         list[Path],
         typer.Argument(
             metavar="[FROM] TO",
-            help="A snapshot, which there is none of with --cold; and a new directory for the store, or of a pipeline's"
-            " snapshot the pipeline file.",
+            help="A snapshot (not with --cold), then a new directory for the store, or the pipeline file for a snapshot"
+            " of a pipeline.",
         ),
     ],
     cold: Cold = None,
@@ -103,24 +101,23 @@ def restore(
     keep_identity: Annotated[
         bool,
         typer.Option(
-            "--keep-identity", help="Only when the old store is gone: Spark's checkpoints go on with this one."
+            "--keep-identity",
+            help="Only if the old store no longer exists: Spark's checkpoints continue with this one.",
         ),
     ] = False,
-    damaged_too: Annotated[
-        bool, typer.Option("--damaged-too", help="Restore what is there although files are damaged.")
-    ] = False,
+    damaged_too: Annotated[bool, typer.Option("--damaged-too", help="Restore in spite of damaged files.")] = False,
     assignments: _Assignments = None,
     run_dir: _RunDir = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Make a store, or all stores of a pipeline, from a snapshot, after reading all of it. The snapshot stays as it is.
+    Restore a store, or all stores of a pipeline, from a snapshot after verifying it. The snapshot is not changed.
 
-    Every subscriber goes on where the snapshot found it, and gets what it may have had since once more. The stores of a
-    pipeline are made where its file says they are.
+    Every subscriber continues at its position in the snapshot, so it may receive later bundles again. The stores of a
+    pipeline are created at the paths in its file.
 
-    With --cold the store is made from its object tier, without the disk that it was on: it has every segment that was
-    sent, its old identity, and no subscribers. Exits with 1 when objects are damaged.
+    With --cold, the store is restored from its object tier, without its disk: it has every uploaded segment, its old
+    identity, and no subscribers. Exits with 1 if objects are damaged.
     """
     if cold is not None:
         if len(paths) != 1 or keep_identity or damaged_too or assignments or run_dir is not None:
@@ -130,17 +127,17 @@ def restore(
         restore_cold(paths[0], cold, option, stores, dry_run=dry_run, as_json=as_json)
         return
     if len(paths) != 2:
-        raise UsageError("quiver restore FROM TO: name a snapshot and a new directory, or an object tier with --cold")
+        raise UsageError("quiver restore FROM TO: give a snapshot and a new directory, or an object tier with --cold")
     source, to = paths
     if option or stores or dry_run:
-        raise UsageError("--option, --store and --dry-run are for --cold")
+        raise UsageError("--option, --store and --dry-run need --cold")
     import uuid  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.cli.console.progress import Progress  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.snapshots.snapshot import restore as make  # noqa: PLC0415
 
-    identity = str(uuid.uuid4())  # noqa: TID251 - made once, for the new store
+    identity = str(uuid.uuid4())  # noqa: TID251 - created once, for the new store
     given = pipeline_given(to, assignments, run_dir)
     with Progress("restoring") as progress:
         fs = progress.fs(REAL_FILES)

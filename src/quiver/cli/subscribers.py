@@ -23,20 +23,21 @@ ACTIONS = ("list", "drop", "rewind")
 def subscribers(
     directory: Annotated[Path, typer.Argument(help="A store's directory.")],
     action: Annotated[str, typer.Argument(metavar="[list|drop|rewind]", help="What to do.")] = "list",
-    subscriber: Annotated[str | None, typer.Argument(metavar="ID", help="Whom to drop or rewind.")] = None,
+    subscriber: Annotated[str | None, typer.Argument(metavar="ID", help="The subscriber to drop or rewind.")] = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", help="Go on at: earliest, latest, a segment number, a time, or 90m for that long ago."),
+        typer.Option(
+            "--to", help="The new position: earliest, latest, a segment number, a time, or 90m for 90 minutes ago."
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    List who subscribes to a store and how far behind each is; drop one for good, or rewind it. Those of the buffers
-    that a pipeline keeps beside the store are among them.
+    List the subscribers of a store and their lag; drop or rewind one. Those of companion stores are included.
 
-    Works beside a live writer. Dropping and rewinding are refused while somebody works for the subscriber.
-    Rewinding delivers again what still exists. With --to ahead of where the subscriber is, what it had not got before
-    that is skipped for good, and recorded in quiver.drops.ID.
+    Safe while a writer runs. Dropping and rewinding are refused while a process works as the subscriber. Rewinding
+    delivers existing bundles again. If --to is ahead of the subscriber, undelivered bundles before that position are
+    skipped permanently and recorded in quiver.drops.ID.
     """
     from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -46,16 +47,16 @@ def subscribers(
     roots = instance_roots(REAL_FILES, str(directory))
     others = [root for stores in stores_beside(REAL_FILES, directory).values() for root in stores]
     if action not in ACTIONS:
-        raise UsageError(f"{action!r}: do one of {', '.join(ACTIONS)}")
+        raise UsageError(f"unknown action {action!r}; use one of {', '.join(ACTIONS)}")
     if action == "list":
         if subscriber is not None or to is not None:
-            raise UsageError("list takes no ID and no --to")
+            raise UsageError("list accepts neither ID nor --to")
         _list(str(directory), [*roots, *others], as_json=as_json)
         return
     if subscriber is None:
-        raise UsageError(f"{action} whom? quiver subscribers {directory} {action} ID")
+        raise UsageError(f"{action} needs a subscriber: quiver subscribers {directory} {action} ID")
     if (to is None) is (action == "rewind"):
-        raise UsageError("rewind needs --to; drop takes none")
+        raise UsageError("rewind needs --to, and drop does not accept it")
     refuse_snapshot(REAL_FILES, str(directory))
     chosen = _those_with(roots, others, subscriber)
     done = _drop(chosen, subscriber) if to is None else _rewind(chosen, subscriber, to)
@@ -130,7 +131,7 @@ def row(one: SubscriberLag) -> dict[str, Any]:
 
 
 def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
-    """Return what an exporter has to try again, and how many bundles it gave up."""
+    """Return an exporter's retries and the number of its dead letters."""
     from dataclasses import asdict  # noqa: PLC0415
 
     from quiver.cli.stats.waiting import waiting_of  # noqa: PLC0415
@@ -161,7 +162,7 @@ def _drop(roots: Sequence[str], subscriber: str) -> list[dict[str, Any]]:
     for root in roots:
         pending = drop(REAL_FILES, root, subscriber)
         gone = "an unknown number of bundles" if pending is None else f"{pending:,} bundles"
-        text = f"{subscriber} is gone; {gone} had not been delivered to it"
+        text = f"{subscriber} was dropped; {gone} had not been delivered to it"
         done.append({"directory": root, "subscriber": subscriber, "dropped_bundles": pending, "done": text})
     return done
 
@@ -181,13 +182,11 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
         rewound = rewind(REAL_FILES, root, subscriber, start)
         where = f"bundle {rewound.index} of segment" if rewound.index else "segment"
         where = f"{where} {rewound.segment}"
-        text = f"{subscriber} goes on at {where}; {rewound.bundles_again:,} bundles come once more"
+        text = f"{subscriber} continues at {where}; {rewound.bundles_again:,} bundles are delivered again"
         if rewound.bundles_skipped:
             _forget_retries(root, subscriber, rewound)
             ledger = f"{root}/{skip_ledger_name(subscriber)}"
-            text = (
-                f"{subscriber} goes on at {where}; {rewound.bundles_skipped:,} bundles are skipped: {ledger} has them"
-            )
+            text = f"{subscriber} continues at {where}; {rewound.bundles_skipped:,} bundles are skipped, see {ledger}"
         done.append(
             {
                 "directory": root,
@@ -203,7 +202,7 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
 
 
 def _forget_retries(root: str, subscriber: str, rewound: Rewound) -> None:
-    """Take what was skipped out of the exporter's retry set: it would be tried again from there."""
+    """Remove skipped bundles from the exporter's retry set, so that they are not retried."""
     from quiver.bundle import BundleRef  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import retry_set_name  # noqa: PLC0415
@@ -220,9 +219,10 @@ def _forget_retries(root: str, subscriber: str, rewound: Rewound) -> None:
 
 def _those_with(roots: Sequence[str], others: Sequence[str], subscriber: str) -> Sequence[str]:
     """
-    Return those of *roots* that know the subscriber; of *others* only where none does: an exporter that went behind
-    a processor has the same name in both, and where it was is what wants to be dropped. One root is asked to say itself
-    that it knows none.
+    Return the stores in *roots* with the subscriber, or those in *others* if there are none.
+
+    An exporter that was moved after a processor has the same name in both, and the old one is to be dropped. A single
+    root is returned unchecked, and reports an unknown subscriber itself.
     """
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import check_subscriber_id  # noqa: PLC0415
@@ -238,8 +238,8 @@ def _those_with(roots: Sequence[str], others: Sequence[str], subscriber: str) ->
     if not found and len(roots) == 1:
         return roots
     if not found:
-        raise UnknownSubscriberError(f"there is no subscriber {subscriber!r} in any of {', '.join(roots)}")
+        raise UnknownSubscriberError(f"no subscriber {subscriber!r} in {', '.join(roots)}")
     for root in found:
-        # All of them or none: whoever works in one core would be told after the others had changed.
+        # All cores or none: otherwise a refusal by one core would come after the others had changed.
         lock_subscriber(REAL_FILES, root, subscriber).release()
     return found

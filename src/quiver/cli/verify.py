@@ -34,15 +34,15 @@ def verify(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Read every file of a store, or of all stores of a pipeline, to its last byte and list all that is wrong.
+    Read every file of a store, or of all stores of a pipeline, completely and list all problems.
 
-    Dead letters and the buffers that a pipeline keeps beside the directory are read as well; of a pipeline file also
-    the checkpoints of its exporters on Spark. Segments that only an object tier has are read there, where the store
-    says it is; with --objects where that says, and with them the objects of all other segments. Reads only; safe
-    beside a live writer.
+    This includes dead letters and the pipeline's companion stores; for a pipeline file also the checkpoints of its
+    exporters on Spark. Segments that are only in an object tier are read there, at the location recorded in the store.
+    With --objects, they and the objects of all other segments are read at that location. Read-only; safe while a writer
+    runs.
 
-    Exits with 1 when something is damaged, and with 3 when nothing is, and something could not be read. A torn tail is
-    not damage: the next open cuts it off.
+    Exits with 1 if something is damaged, and with 3 if nothing is, but something could not be read. A torn tail is not
+    damage: the next open truncates it.
     """
     from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.objects import open_objects  # noqa: PLC0415
@@ -66,13 +66,13 @@ def verify(
         if findings:
             print_table("findings", findings)
         for line in missed:
-            typer.echo(f"not as it was copied: {line}")
+            typer.echo(f"differs from the snapshot's list: {line}")
         typer.echo(_sentence(source, reports, missed))
     exit_of_verify(damaged=damaged, unread=any(report.unread for report in reports))
 
 
 def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) -> tuple[list[str], list[Finding]]:
-    """Return the directories of the stores to read, and what there is to say of anything else."""
+    """Return the directories of the stores to read, and findings about other paths."""
     from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
@@ -90,13 +90,13 @@ def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) 
     try:
         beside = stores_beside(REAL_FILES, source)
     except OSError as error:
-        reason = f"whether a pipeline keeps buffers beside {source} cannot be seen: {error.strerror}"
+        reason = f"cannot look for companion stores of {source}: {error.strerror}"
         return own, [Finding(str(error.filename), 0, "not reached", reason)]
     return own + [root for roots in beside.values() for root in roots], []
 
 
 def _against_list(directory: Path) -> list[str]:
-    """Return what is not as the list of a snapshot says; nothing where *directory* is none."""
+    """Return the differences to a snapshot's list of files; none if *directory* is not a snapshot."""
     from quiver.errors import CorruptionError  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
@@ -112,7 +112,7 @@ def _against_list(directory: Path) -> list[str]:
 
 
 def _as_dict(directory: Path, reports: list[StoreReport], missed: list[str], *, damaged: bool) -> dict[str, Any]:
-    """Return one report as it is; of several cores the sums, all findings, and each core's report."""
+    """Return a single report; for several cores the sums, all findings, and the report of each core."""
     cores = [report.as_dict() for report in reports]
     if len(cores) == 1 and not missed:
         return cores[0]

@@ -12,7 +12,7 @@ import typer
 __all__ = ["options"]
 
 
-def _tell(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if not wanted:
         return
     try:
@@ -25,7 +25,7 @@ def _tell(wanted: bool) -> None:
 
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Say which version this is, and stop.", callback=_tell, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Take what stands before a command."""
+    """Accept the options before a command."""

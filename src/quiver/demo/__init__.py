@@ -1,14 +1,14 @@
 """
-The demo: a real pipeline under real load, killed while data flows, and the account afterwards.
+The demo: a real pipeline under load, whose processes are killed while data flow, with a final check of every record.
 
-===========  =================================================================================================
+===========  ===========================================================================================
 module       purpose
-===========  =================================================================================================
-`names.py`   what load and account agree on
-`load.py`    a process that sends telemetry with the unmodified OpenTelemetry SDK and notes what was confirmed
+===========  ===========================================================================================
+`names.py`   names that load and report share
+`load.py`    a process that sends telemetry with the unmodified OpenTelemetry SDK and records confirmed ids
 `runner.py`  starts pipeline and load, kills processes, waits, stops
-`report.py`  ids confirmed against ids in the Parquet files, read with pyarrow
-===========  =================================================================================================
+`report.py`  compares confirmed ids with the ids in the Parquet files, read with pyarrow
+===========  ===========================================================================================
 
-Every record carries an id of its own as the attribute `demo.id`, so that lost and doubled ones can be named.
+Every record has a unique id in the attribute `demo.id`, so that lost and duplicated records can be named.
 """

@@ -1,8 +1,8 @@
 """
 One load process: logs, spans and metric points through the unmodified OpenTelemetry SDK and its OTLP exporters.
 
-Run as ``python -m quiver.demo.load``. Prints a line of JSON for every step (`sent` and `confirmed` so far); the ids
-that an exporter reported as delivered end up in ``<out>/<worker>.<signal>.ids``, eight bytes each.
+Run as ``python -m quiver.demo.load``. It prints a line of JSON for every step (`sent` and `confirmed` so far) and
+writes the ids that an exporter reported as delivered to ``<out>/<worker>.<signal>.ids``, eight bytes each.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from quiver.demo.names import ID_KEY, IDS_PER_WORKER, SIGNALS, ids_path
 __all__ = ["CountingExporter", "main"]
 
 EXPORT_TIMEOUT_S = 90.0
-"""Far longer than a restart takes: the SDK goes on trying instead of dropping its batch."""
+"""Much longer than a restart: the SDK retries instead of dropping its batch."""
 
 STEP_S = 0.05
 REPORT_S = 0.25
 
 QUEUE_MAX = 1_000_000
-"""The SDK's default of 2,048 drops records as soon as the receiver is away for a moment."""
+"""With the SDK's default of 2,048, records are dropped as soon as the receiver is briefly unavailable."""
 
 POINTS_PER_EXPORT = 500
-"""The SDK folds what is above 2,000 attribute sets an interval into one overflow point."""
+"""The SDK merges attribute sets above 2,000 in an interval into one overflow point."""
 
 
 class CountingExporter:
-    """An exporter as it is, and the ids of what it reported as delivered."""
+    """Wraps an exporter and records the ids of delivered items."""
 
     def __init__(self, inner: Any, ids_of: Callable[[Any], Iterable[int]]) -> None:
         self._inner = inner
@@ -55,7 +55,7 @@ class CountingExporter:
         self.failed = 0
 
     def export(self, batch: Any, **options: Any) -> Any:
-        """Hand *batch* on, and note its ids when the answer is SUCCESS."""
+        """Export *batch*, and record its ids if the result is SUCCESS."""
         result = self._inner.export(batch, **options)
         ids = list(self._ids_of(batch))
         if result.name == "SUCCESS":
@@ -120,7 +120,7 @@ def _exporters(protocol: str, endpoint: str) -> dict[str, CountingExporter]:
 
 
 class _Worker:
-    """Sends its share at an even pace; a slow receiver makes the SDK queue, never drop."""
+    """Sends its share at a constant rate; with a slow receiver, the SDK queues and does not drop."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.totals = {signal: getattr(arguments, signal) for signal in SIGNALS}
@@ -144,7 +144,7 @@ class _Worker:
         self._counter = self._metrics.get_meter("quiver.demo").create_counter("demo.requests", unit="1")
 
     def _exporter(self, signal: str) -> Any:
-        # The SDK asks for its own classes by type; the wrapper has the same methods.
+        # The SDK declares its own classes; the wrapper has the same methods.
         return self.exporters[signal]
 
     def run(self) -> None:
@@ -217,7 +217,7 @@ class _Worker:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Send the share given on the command line; return 0 when all of it was sent, confirmed or not."""
+    """Send the share given on the command line. Return 0 if all of it was sent, confirmed or not."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--worker", type=int, required=True)
     parser.add_argument("--protocol", choices=("grpc", "http"), required=True)

@@ -1,11 +1,11 @@
-"""What load and account agree on."""
+"""Names shared by load and report."""
 
 from __future__ import annotations
 
 __all__ = ["IDS_PER_WORKER", "ID_KEY", "SIGNALS", "ids_path"]
 
 ID_KEY = "demo.id"
-"""The attribute that tells every record from every other."""
+"""The attribute with the unique id of a record."""
 
 SIGNALS = ("logs", "spans", "metrics")
 
@@ -13,5 +13,5 @@ IDS_PER_WORKER = 100_000_000
 
 
 def ids_path(worker: int | str, signal: str) -> str:
-    """Return the name of the file with the confirmed ids of *signal*, eight bytes each in this machine's order."""
+    """Return the name of the file with the confirmed ids of *signal*, eight bytes each in native byte order."""
     return f"{worker}.{signal}.ids"

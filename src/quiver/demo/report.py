@@ -1,7 +1,7 @@
 """
-The account: ids that an exporter reported as delivered, against ids in the Parquet files.
+The report: ids that an exporter reported as delivered, compared with the ids in the Parquet files.
 
-Reads the files with pyarrow, as any other program would; Spark and the store have no part in it.
+The files are read with pyarrow, like any other program would, without Spark and the store.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class SignalAccount:
 
     Attributes:
         signal: logs, spans or metrics.
-        sent: records handed to the SDK.
-        confirmed: of these, what the OTLP exporter reported as delivered.
-        exported: rows in the Parquet files.
-        missing: confirmed and in no file.
-        duplicated: rows beyond the first of each id.
+        sent: the number of records passed to the SDK.
+        confirmed: the number that the OTLP exporter reported as delivered.
+        exported: the number of rows in the Parquet files.
+        missing: the number of confirmed records that are in no file.
+        duplicated: the number of rows after the first one of each id.
     """
 
     signal: str
@@ -45,17 +45,17 @@ class SignalAccount:
 
     @property
     def right(self) -> bool:
-        """Say whether every confirmed record is there, exactly once."""
+        """Whether every confirmed record was exported exactly once."""
         return self.confirmed > 0 and self.missing == 0 and self.duplicated == 0
 
 
 def _files(output: Path, signal: str) -> list[Path]:
-    # Hidden names are what a writer has not committed; readers of Parquet directories pass them over.
+    # Hidden files are uncommitted; readers of Parquet directories skip them.
     return sorted(path for path in (output / signal).glob("*.parquet") if path.name[0] not in "._")
 
 
 def exported_rows(output: Path) -> dict[str, int]:
-    """Return the number of rows by signal, from the files' footers alone."""
+    """Return the number of rows by signal, from the footers of the files."""
     return {signal: sum(pq.read_metadata(path).num_rows for path in _files(output, signal)) for signal in SIGNALS}
 
 
@@ -74,19 +74,19 @@ def _ids(attributes: Any) -> Any:
 
 
 def confirmed_ids(directory: Path, signal: str) -> Any:
-    """Return the ids that the load processes noted as confirmed."""
+    """Return the ids that the load processes recorded as confirmed."""
     data = b"".join(path.read_bytes() for path in sorted(directory.glob(ids_path("*", signal))))
     return pa.Array.from_buffers(pa.int64(), len(data) // 8, [None, pa.py_buffer(data)])
 
 
 def settle(output: Path, load_dir: Path, sent: Mapping[str, int]) -> list[SignalAccount]:
-    """Return the account of every signal."""
+    """Return the report of every signal."""
     rows: list[SignalAccount] = []
     for signal in SIGNALS:
         confirmed = confirmed_ids(load_dir, signal)
         exported = exported_ids(output, signal)
         missing = pc.sum(pc.invert(pc.is_in(confirmed, value_set=exported))).as_py() or 0
-        # A row without an id came from nowhere: it counts as doubled, so that it cannot go unseen.
+        # A row without an id is unexpected: it counts as a duplicate, so that it is reported.
         distinct = pc.count_distinct(exported, mode="only_valid").as_py()
         rows.append(
             SignalAccount(signal, sent[signal], len(confirmed), len(exported), missing, len(exported) - distinct)

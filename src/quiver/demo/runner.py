@@ -1,8 +1,8 @@
 """
-The demo's course: pipeline up → load on → kills → everything exported → pipeline down.
+The steps of the demo: start the pipeline → start the load → kill processes → wait for the export → stop the pipeline.
 
-It drives the real `quiver run` as a process of its own and knows of it only what the run directory says. All waiting
-is looking: `step` is called a few times a second and each part moves on when it can.
+It runs the real `quiver run` as a separate process and observes it only through the run directory. It polls: `step` is
+called a few times a second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quiver.pipeline.processes.run import read_state
 
 __all__ = ["Conductor", "DemoPlan", "Progress"]
 
-LOOK_S = 0.2
+POLL_S = 0.2
 START_DEADLINE_S = 90.0
 STOP_DEADLINE_S = 60.0
 
@@ -37,15 +37,15 @@ STOP_DEADLINE_S = 60.0
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
     """
-    How much, how fast, and what dies when.
+    The load and the kills of a demo.
 
     Attributes:
-        logs, spans, metrics: records to send, over all load processes.
-        workers: load processes; even ones speak gRPC, odd ones HTTP.
-        seconds: over which the load is spread.
-        kills: (share of the logs confirmed, child) in order; each dies by SIGKILL while data flows.
-        patience_s: how long nothing may be confirmed or exported, and no killed process be ready again, before the
-            demo gives up.
+        logs, spans, metrics: the number of records to send by all load processes.
+        workers: the number of load processes; even ones use gRPC, odd ones HTTP.
+        seconds: the duration of the load.
+        kills: (confirmed share of the logs, child) in order; each is killed with SIGKILL while data flow.
+        patience_s: the maximum time without progress (records confirmed or exported, a killed process ready again)
+            before the demo fails.
     """
 
     logs: int = 64_000
@@ -57,13 +57,13 @@ class DemoPlan:
     patience_s: float = 90.0
 
     def total(self, signal_name: str) -> int:
-        """Return how many records of a signal are sent."""
+        """Return the number of records of a signal to send."""
         return int(getattr(self, signal_name))
 
 
 @dataclass(slots=True)
 class Progress:
-    """Records by signal: handed to the SDK, reported as delivered, given up by the SDK, and in the Parquet files."""
+    """Records by signal: passed to the SDK, reported as delivered, dropped by the SDK, and in the Parquet files."""
 
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIGNALS, 0))
     confirmed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIGNALS, 0))
@@ -96,13 +96,13 @@ class _Loader:
 
 class Conductor:
     """
-    Runs one demo in a directory. A context manager: on leaving, every process it started is gone.
+    Runs one demo in a directory. A context manager: on exit, every process that it started has ended.
 
     Args:
-        directory: where everything goes; exists and is empty.
+        directory: an existing, empty directory for all files.
         pipeline: the pipeline file.
-        plan: how much and what dies when.
-        say: told in a line what happens.
+        plan: the load and the kills.
+        say: called with a line of text for each event.
     """
 
     def __init__(self, directory: Path, pipeline: Path, plan: DemoPlan, *, say: Callable[[str], None]) -> None:
@@ -133,7 +133,7 @@ class Conductor:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the demo began."""
+        """Seconds since the start of the demo."""
         return SYSTEM_CLOCK.monotonic() - self._began
 
     @property
@@ -148,15 +148,15 @@ class Conductor:
 
     @property
     def kills_left(self) -> list[tuple[float, str]]:
-        """What is still to die."""
+        """The kills that are left."""
         return list(self.plan.kills[len(self._killed) :])
 
     def start_pipeline(self) -> None:
         """
-        Start `quiver run` and return when its ports are open and Spark's queries run.
+        Start `quiver run`, and wait until its ports are open and Spark's queries run.
 
         Raises:
-            QuiverError: it stopped, or was not ready in time.
+            QuiverError: it stopped or was not ready in time.
         """
         grpc_port, http_port = _free_ports()
         self._addresses = {"grpc": f"127.0.0.1:{grpc_port}", "http": f"127.0.0.1:{http_port}"}
@@ -168,7 +168,7 @@ class Conductor:
         for name, value in {"directory": str(self._directory), **addresses}.items():
             argv += ["--set", f"{name}={value}"]
         with (self.run_dir / "supervisor.log").open("wb") as log:
-            self._supervisor = subprocess.Popen(  # noqa: S603 - our own command
+            self._supervisor = subprocess.Popen(  # noqa: S603 - a trusted command
                 argv, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         self._say("pipeline started; waiting for its ports and for Spark")
@@ -189,7 +189,7 @@ class Conductor:
             for name in SIGNALS:
                 argv += [f"--{name}", str(_share(plan.total(name), number, plan.workers))]
             with (self.load_dir / f"{number}.log").open("wb") as log:
-                process = subprocess.Popen(  # noqa: S603 - our own module
+                process = subprocess.Popen(  # noqa: S603 - a trusted module
                     argv, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=environment
                 )
             self._loaders.append(_Loader(number, protocol, process))
@@ -198,12 +198,12 @@ class Conductor:
 
     def step(self) -> bool:
         """
-        Look once, kill what is due; False when the load has ended and all that was confirmed is exported.
+        Poll once and kill processes that are due. Return False when the load has ended and everything is exported.
 
         Raises:
             QuiverError: the pipeline stopped, or a load process failed.
         """
-        self._pause.wait(LOOK_S)
+        self._pause.wait(POLL_S)
         self._require_pipeline()
         progress = self.progress
         before = {**progress.confirmed}, progress.exported
@@ -218,11 +218,11 @@ class Conductor:
             self._moved = SYSTEM_CLOCK.monotonic()
         self._note_restarts()
         self._kill_when_due()
-        # An unconfirmed record may be in the files as well, so the rows are only a first sign.
+        # Unconfirmed records may be in the files as well, so the number of rows is only a first check.
         return not (self.load_ended and all(progress.exported[name] >= progress.confirmed[name] for name in SIGNALS))
 
     def stop_pipeline(self) -> int | None:
-        """Stop `quiver run` cleanly; return its exit code. What it had not exported by then, it exports on its way."""
+        """Stop `quiver run` gracefully, which exports the rest, and return its exit code."""
         process, self._supervisor = self._supervisor, None
         if process is None:
             return None
@@ -241,7 +241,7 @@ class Conductor:
         while SYSTEM_CLOCK.monotonic() < deadline:
             self._require_pipeline()
             yield
-            self._pause.wait(LOOK_S)
+            self._pause.wait(POLL_S)
         raise QuiverError(f"{otherwise} within {deadline_s:.0f} s; its logs are in {self.run_dir}")
 
     def _require_pipeline(self) -> None:
@@ -257,7 +257,7 @@ class Conductor:
         for name, child in self._children().items():
             if child["starts"] > self._starts.get(name, 1) and child["pid"] in self._ready_pids():
                 self._starts[name] = child["starts"]
-                # On a busy machine Spark takes most of a minute to come back: what it exports next takes its own time.
+                # On a busy machine Spark takes up to a minute to restart: its next export is measured separately.
                 self._moved = SYSTEM_CLOCK.monotonic()
                 self._say(f"{name} is back and ready as process {child['pid']} at {self.elapsed_s:.1f} s")
 
@@ -275,7 +275,7 @@ class Conductor:
         if self.progress.confirmed["logs"] < share * self.plan.logs:
             return
         if name == "spark" and not any(self.progress.exported.values()):
-            return  # a driver that has exported nothing yet would prove nothing
+            return  # killing a driver that has exported nothing proves nothing
         pid = self._children().get(name, {}).get("pid")
         if pid is None:
             return

@@ -339,7 +339,7 @@ def two_logs(tmp_path):
 def test_the_command_restores_every_log(two_logs, tmp_path):
     """Under its number, or under the name that it is given; with what it found in JSON."""
     new, place = tmp_path / "new", ("--objects", tmp_path / "cold")
-    assert "choose one of" in run("restore", new, *place, "--log", "orders", code=2).stderr
+    assert "select one of" in run("restore", new, *place, "--log", "orders", code=2).stderr
     assert not new.exists()
     looked = json.loads(run("restore", new, *place, "--dry-run", "--json").stdout)
     assert [one["stream"] for one in looked] == sorted(two_logs.values())

@@ -162,7 +162,7 @@ def test_all_cores_of_a_store_are_restored(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "buffer")
     place = ("--cold", tmp_path / "cold")
     refused = run("restore", *place, tmp_path / "new", code=2)
-    assert "choose with --store" in refused
+    assert "select one with --store" in refused
     looked = json.loads(run("restore", *place, tmp_path / "new", "--dry-run", "--json"))
     assert [one["bundles"] for one in looked] == [3, 3]
     stores = [word for one in looked for word in ("--store", one["store"])]

@@ -104,7 +104,7 @@ def test_what_only_objects_have_is_not_damage(tmp_path):
     done = run("topic", "tail", tmp_path / "here", NAME, "--objects", tmp_path / "cold")
     assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == [str(offset) for offset in range(9)]
     done = run("topic", "tail", tmp_path / "here", NAME, "--from", 5)
-    assert done.stderr == "messages 5 to 6 are in objects: say where, with --objects\n"
+    assert done.stderr == "messages 5 to 6 are in objects; give their location with --objects\n"
     done = run("topic", "tail", tmp_path / "there", NAME, "--objects", tmp_path / "cold", "--metadata", url)
     assert len(done.stdout.splitlines()) == 9
 
@@ -117,7 +117,7 @@ def test_what_only_objects_have_is_not_damage(tmp_path):
 
     in_objects = [[0, 4], [4, 7], [7, 9]]
     there_only = [("in objects", "messages 4 to 6 are there only")]
-    unread = [("not read", "only objects have the messages 4 to 6: they are read with --objects")]
+    unread = [("not read", "the messages 4 to 6 are only in objects; use --objects to read them")]
     assert verify(code=3) == (in_objects, there_only + unread)
     assert verify("--metadata", url, code=3) == (in_objects, there_only + unread)
     assert verify("--objects", tmp_path / "cold", code=0) == (in_objects, there_only)
@@ -173,7 +173,7 @@ def test_commands_take_the_tier(tmp_path):
 
     done = run(*tail)
     assert done.stdout.splitlines() == lines[local:]
-    assert done.stderr == f"messages 0 to {local - 1} are in objects: say where, with --objects\n"
+    assert done.stderr == f"messages 0 to {local - 1} are in objects; give their location with --objects\n"
     for start in (0, 1, local - 1, local, 39):
         done = run(*tail, "--from", start, "--objects", tmp_path / "cold")
         assert (done.stdout.splitlines(), done.stderr) == (lines[start:], "")
@@ -195,7 +195,7 @@ def test_verify_reads_the_objects_when_it_is_told_where(tmp_path):
     assert "NOT ALL READ" in run("topic", "verify", here).stdout
     unread = run("topic", "verify", here, "--json")
     assert unread.exit_code == 3
-    assert "they are read with --objects" in unread.stdout
+    assert "use --objects to read them" in unread.stdout
     assert "offsets 0 to 39" in run("topic", "inspect", here, NAME).stdout
     sound = run("topic", "verify", here, NAME, "--objects", cold)
     assert (sound.exit_code, "sound" in sound.stdout) == (0, True)
@@ -296,7 +296,7 @@ def test_a_dead_machine_is_handed_over_by_hand(tmp_path):
     assert done.exit_code == 0, done.output
     (found,) = json.loads(done.stdout)
     assert sum(one["appended"] for one in found["files"]) == 5
-    assert "nothing is to be appended" in run("topic", "reappend", tmp_path / "one", *place).stdout
+    assert "none" in run("topic", "reappend", tmp_path / "one", *place).stdout
     assert "are in the topic again" in run("topic", "inspect", tmp_path / "one", NAME, "--metadata", url).stdout
     with opened("two") as store:
         assert read(store.topic(NAME)) == expected(21) + expected(20, 15)

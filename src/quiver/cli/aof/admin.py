@@ -1,4 +1,4 @@
-"""`quiver aof seal|flush|upload|segments|manifest`: what is done to a log while no program has it open."""
+"""`quiver aof seal|flush|upload|segments|manifest`, for logs that no process has open."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Timeout = Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to w
 
 def add_admin_commands(app: typer.Typer) -> None:
     """Add these commands to `quiver aof`."""
-    app.command("seal", short_help="Seal the segment that takes records.")(seal)
+    app.command("seal", short_help="Seal the active segment.")(seal)
     app.command("flush", short_help="Make everything durable.")(flush)
-    app.command("upload", short_help="Upload what no object has yet.")(upload)
+    app.command("upload", short_help="Upload segments without an object.")(upload)
     segments = typer.Typer(help="List the segments of logs, or delete the oldest.", no_args_is_help=True)
-    segments.command("list", short_help="Where each segment is.")(list_segments)
+    segments.command("list", short_help="Show the tier of each segment.")(list_segments)
     segments.command("delete", short_help="Delete the oldest segments.")(delete_segments)
     app.add_typer(segments, name="segments", short_help="List segments, or delete the oldest.")
     manifest = typer.Typer(help="Check the manifest logs of tiers.", no_args_is_help=True)
     manifest.callback()(_only_below)
-    manifest.command("check", short_help="What manifest logs say, and whether they are whole.")(check_manifest)
-    app.add_typer(manifest, name="manifest", short_help="Check manifest logs, or write them anew.")
+    manifest.command("check", short_help="Show and check manifest logs.")(check_manifest)
+    app.add_typer(manifest, name="manifest", short_help="Check or repair manifest logs.")
 
 
 def _only_below() -> None:
@@ -49,7 +49,7 @@ def _only_below() -> None:
 
 @contextmanager
 def _opened(root: Path, log: str | None, objects: ObjectLocation | None, *, tiered: bool = False) -> Iterator[Aof]:
-    """Open one log, as recovery leaves it, and do what is due when it was used."""
+    """Open one log with recovery; on exit, run its maintenance."""
     from quiver.aof import AofConfig, AofManager, TierConfig  # noqa: PLC0415 - keeps `--help` quick
 
     name, directory = one_log(root, log)
@@ -68,7 +68,7 @@ def seal(
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Seal the segment that takes records, if it has any. Nobody may have the logs open: a writer seals by itself."""
+    """Seal the active segment if it has records. No process may have the logs open: a writer seals by itself."""
     with _opened(root, log, object_location(objects, option)) as opened:
         _print_row(opened.name, {"sealed": opened.force_rollover(timeout=timeout_s)}, as_json=as_json)
 
@@ -82,8 +82,9 @@ def flush(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Make everything durable, batches of Spark sinks included. Nobody may have the logs open: a writer flushes by
-    itself.
+    Make everything durable, including batches of Spark sinks.
+
+    No process may have the logs open: a writer flushes by itself.
     """
     with _opened(root, log, object_location(objects, option)) as opened:
         opened.import_staged()
@@ -95,19 +96,20 @@ def upload(
     root: Logs,
     log: LogName = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.0, help="Seconds after which no upload begins.")
+        float, typer.Option("--timeout", min=0.0, help="Seconds after which no upload starts.")
     ] = 3600,
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Seal the segment that takes records, and upload all segments that have no object yet. Nobody may have the logs open:
-    a writer uploads by itself. Exits with 1 when something is left.
+    Seal the active segment, and upload all segments without an object.
+
+    No process may have the logs open: a writer uploads by itself. Exits with 1 if segments are left.
     """
     location = object_location(objects, option)
     if location is None:
-        raise UsageError("say where the objects of the logs are: --objects URL")
+        raise UsageError("give the location of the objects: --objects URL")
     rows = [_uploaded(root, name, location, timeout_s) for name in logs_of(root, log)]
     if as_json:
         print_json(rows)
@@ -127,22 +129,22 @@ def _uploaded(root: Path, name: str, location: ObjectLocation, timeout_s: float)
         try:
             opened.force_rollover(timeout=_SEAL_S)
         except WouldBlockError:
-            if opened.segment_snapshot()[-1].state != "sealed":  # else it is the next one that has no room on the disk
+            if opened.segment_snapshot()[-1].state != "sealed":  # otherwise there is no disk space for the next one
                 raise
         tiers.finish_uploads(timeout_s)
         problems = {uploads.problem, *(str(one) for one in uploads.damaged.values())} - {""}
         left = len(uploads.waiting())
-    why = "; ".join(sorted(problems)) or "the time was over"
+    why = "; ".join(sorted(problems)) or "the timeout expired"
     return {"log": name, "uploaded": tiers.counts.uploads - before, "left": left, "problem": why if left else ""}
 
 
 def list_segments(
     root: Logs,
     log: LogName = None,
-    tier: Annotated[int | None, typer.Option(min=0, max=2, help="Only those that are read from this tier.")] = None,
+    tier: Annotated[int | None, typer.Option(min=0, max=2, help="Only segments of this tier.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show where each segment is, and its copies. Works beside a live writer."""
+    """Show the tier and the copies of each segment. Safe while a writer runs."""
     for one in checked_logs(root, log, read_records=False):
         rows = [row for row in _segment_rows(one) if tier is None or row["tier"] == tier]
         if as_json:
@@ -176,16 +178,16 @@ def _segment_rows(one: CheckedLog) -> list[dict[str, Any]]:
 
 def delete_segments(
     root: Logs,
-    segment: Annotated[list[int], typer.Argument(help="Ids of the oldest sealed segments.")],
+    segment: Annotated[list[int], typer.Argument(help="The ids of the oldest sealed segments.")],
     log: LogName = None,
-    force: Annotated[bool, typer.Option("--force", help="Do it: their records are gone for good.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Confirm that their records are deleted permanently.")] = False,
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete the oldest segments with all their copies. Nobody may have the logs open; only `--force` does it."""
+    """Delete the oldest segments with all their copies. No process may have the logs open. Requires `--force`."""
     if not force:
-        raise UsageError("the records of these segments will be gone for good: say --force to delete them")
+        raise UsageError("the records of these segments would be deleted permanently; confirm with --force")
     with _opened(root, log, object_location(objects, option), tiered=True) as opened:
         opened.tiers.delete_oldest(segment)
         name, deletes = opened.name, opened.tiers.snapshot().delete_queue_depth
@@ -197,13 +199,16 @@ def check_manifest(
     root: Logs,
     log: LogName = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Take over what is there, and write a new chunk. Nobody may have it open.")
+        bool,
+        typer.Option(
+            "--repair", help="Import existing segments and write a new chunk. No process may have the logs open."
+        ),
     ] = False,
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Read the manifest logs and compare them with the disk. Exits with 1 when something is damaged or missing."""
+    """Read the manifest logs and compare them with the disk. Exits with 1 if something is damaged or missing."""
     location = object_location(objects, option)
     if repair:
         for name in logs_of(root, log):
@@ -233,7 +238,7 @@ def _manifest_row(name: str, directory: str) -> dict[str, Any]:
     warm = set(copies.warm_names())
     problems = [f"{path}: {reason}" for path, reason in replayed.damaged.items()]
     problems += [
-        f"{one.warm_name} is not there" for one in entries if one.has_warm and copies.warm_bytes(one) != one.warm_bytes
+        f"{one.warm_name} is missing" for one in entries if one.has_warm and copies.warm_bytes(one) != one.warm_bytes
     ]
     problems += [f"{one} is not in the manifest" for one in sorted(warm - {each.warm_name for each in entries})]
     return {

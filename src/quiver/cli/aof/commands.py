@@ -1,7 +1,4 @@
-"""
-`quiver aof dump|inspect|verify|tail|evict|hydrate`: append-only logs, looked at from beside whoever writes them. The
-commands that put them in order are in `admin`, and `restore` is in `restore`.
-"""
+"""`quiver aof dump|inspect|verify|tail|evict|hydrate`."""
 
 from __future__ import annotations
 
@@ -30,13 +27,13 @@ __all__ = ["build_aof_app"]
 
 POLL_S = 0.2
 
-Root = Annotated[Path | None, typer.Option("--root", help="The same, as an option.")]
+Root = Annotated[Path | None, typer.Option("--root", help="The directory of the logs, as an option.")]
 AnyLogs = Annotated[Path | None, typer.Argument(help="The directory of the logs, or of one log.")]
 
 
 def build_aof_app() -> typer.Typer:
     """Return the commands below `quiver aof`."""
-    app = typer.Typer(help="Look at append-only logs and read them.", no_args_is_help=True, add_completion=False)
+    app = typer.Typer(help="Inspect and read append-only logs.", no_args_is_help=True, add_completion=False)
     for command, short in _COMMANDS.items():
         app.command(command.__name__, short_help=short)(command)
     add_admin_commands(app)
@@ -50,16 +47,16 @@ def dump(
     json_only: Annotated[bool, typer.Option("--json", "--json-only", help="Print JSON, no tables.")] = False,
 ) -> None:
     """
-    Show metrics, residency and queues of the logs, as tables and as one line of JSON. Works beside a live writer.
+    Show metrics, residency and queues of the logs, as tables and as one line of JSON. Safe while a writer runs.
 
-    What a writer has in memory alone is shown as it told it last, with its age.
+    Figures that are only in the writer's memory are shown as last written, with their age.
     """
     from quiver.aof.reading.status import read_status  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if (logs is None) == (root is None):
-        raise UsageError("say once which logs: quiver aof dump aof/, or quiver aof dump --root aof/")
+        raise UsageError("give the logs once: quiver aof dump aof/, or quiver aof dump --root aof/")
     root = root or logs or Path()
     checked = checked_logs(root, log, read_records=False)
     now_ns = SYSTEM_CLOCK.now_ns()
@@ -81,10 +78,10 @@ def dump(
 
 def inspect(
     path: Annotated[Path, typer.Argument(help="A file of a log, or a directory.")],
-    rows: Annotated[int, typer.Option(min=0, help="Rows of each table.")] = 20,
+    rows: Annotated[int, typer.Option(min=0, help="The number of rows of each table.")] = 20,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what a file of a log holds, or what a log's directory does. Exits with 1 when something is damaged."""
+    """Describe a file of a log, or a log's directory. Exits with 1 if something is damaged."""
     if path.is_dir():
         checked = checked_logs(path, None, read_records=False)
         if as_json:
@@ -97,7 +94,7 @@ def inspect(
     else:
         described = _described(path, rows)
         if described.kind == "unknown":
-            raise UsageError(f"{path} is no file of an append-only log")
+            raise UsageError(f"{path} is not a file of an append-only log")
         if as_json:
             print_json(described.as_dict())
         else:
@@ -115,10 +112,10 @@ def verify(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Read every record and check it. Works beside a live writer.
+    Read and check every record. Safe while a writer runs.
 
-    Records that only objects have are read with --objects, and with them the objects of all other segments. Exits with
-    1 when something is damaged, and with 3 when nothing is, and something was not read.
+    With --objects, records that are only in objects are read, and also the objects of all other segments. Exits with 1
+    if something is damaged, and with 3 if nothing is, but something was not read.
     """
     checked = checked_logs(root, log, read_records=True, objects=object_location(objects, option))
     if as_json:
@@ -136,18 +133,18 @@ def tail(
     root: Logs,
     log: LogName = None,
     start: Annotated[str, typer.Option("--from", help="earliest, or a record id.")] = "earliest",
-    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.")] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more.")] = False,
-    durable: Annotated[bool, typer.Option(help="Only records that a power loss cannot take back.")] = False,
+    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after this many records.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for new records.")] = False,
+    durable: Annotated[bool, typer.Option(help="Only durable records.")] = False,
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Print the records of a log, also beside a live writer. What is lost or damaged is reported once, as an error, and
-    passed over; then the command exits with 1.
+    Print the records of a log. Safe while a writer runs.
 
-    With --json a payload that is not UTF-8 text has its bytes in payload_base64 beside it.
+    Lost and damaged records are reported once as an error and skipped; then the command exits with 1. With --json, the
+    bytes of a payload that is not UTF-8 are in payload_base64.
     """
     from quiver.aof.reading.files import LogFiles  # noqa: PLC0415 - keeps `--help` quick
     from quiver.aof.reading.reader import Reader  # noqa: PLC0415
@@ -155,7 +152,7 @@ def tail(
 
     _, directory = one_log(root, log)
     if start != "earliest" and not (start.isdecimal() and int(start) < 1 << 64):
-        raise UsageError("--from takes earliest or a record id, which is a whole number of 64 bits")
+        raise UsageError("--from must be earliest or a record id, an integer of 64 bits")
     source = LogFiles(directory, objects=object_location(objects, option))
     reader = Reader(source, int(start) if start.isdecimal() else 0, durable_only=durable)
     printed = losses = 0
@@ -181,25 +178,25 @@ def tail(
 
 def evict(
     root: Logs,
-    segment: Annotated[list[int], typer.Argument(help="Ids of sealed segments.")],
+    segment: Annotated[list[int], typer.Argument(help="The ids of sealed segments.")],
     log: LogName = None,
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Pack sealed segments and remove their files. Nobody may have the logs open."""
+    """Pack sealed segments and remove their files. No process may have the logs open."""
     _move(root, segment, log, object_location(objects, option), "evict", as_json=as_json)
 
 
 def hydrate(
     root: Logs,
-    segment: Annotated[list[int], typer.Argument(help="Ids of sealed segments.")],
+    segment: Annotated[list[int], typer.Argument(help="The ids of sealed segments.")],
     log: LogName = None,
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Bring the files of sealed segments back from their copies. Nobody may have the logs open."""
+    """Restore the files of sealed segments from their copies. No process may have the logs open."""
     _move(root, segment, log, object_location(objects, option), "hydrate", as_json=as_json)
 
 
@@ -295,19 +292,19 @@ def _print_record(record: Record, *, as_json: bool) -> None:
     try:
         moment = datetime.fromtimestamp(record.timestamp / 1e9, tz=UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
-        moment = str(record.timestamp)  # no date is that far
-    # A payload is somebody else's: what would move the cursor, or end the line, is shown and not obeyed.
+        moment = str(record.timestamp)  # beyond the range of dates
+    # A payload is not trusted: control characters are escaped.
     shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     typer.echo(f"{record.record_id}\t{moment}\t{record.ext_id}\t{shown}")
 
 
 _COMMANDS: dict[Callable[..., None], str] = {
-    dump: "Metrics, residency and queues.",
-    inspect: "What a file or a directory holds.",
+    dump: "Show metrics, residency and queues.",
+    inspect: "Describe a file or a directory.",
     verify: "Read and check every record.",
-    tail: "Print records, and wait for more.",
-    evict: "Pack segments, and remove their files.",
-    hydrate: "Bring the files of segments back.",
-    restore: "Make logs again from their objects.",
+    tail: "Print records.",
+    evict: "Pack segments and remove their files.",
+    hydrate: "Restore the files of segments.",
+    restore: "Restore logs from their objects.",
 }
-"""In the order of the help, with what fits on a line of it."""
+"""The commands in the order of the help, with their short descriptions."""

@@ -1,4 +1,4 @@
-"""Which logs a command of `quiver aof` is about."""
+"""Selection of the logs of a `quiver aof` command."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 __all__ = ["LogName", "Logs", "checked_logs", "logs_of", "one_log"]
 
 Logs = Annotated[Path, typer.Argument(help="The directory of the logs, or of one log.")]
-LogName = Annotated[str | None, typer.Option("--log", "--stream", help="One of the logs in it; all of them without.")]
+LogName = Annotated[
+    str | None, typer.Option("--log", "--stream", help="One of the logs in the directory.  [default: all logs]")
+]
 
 
 def logs_of(root: Path, log: str | None) -> dict[str, str]:
     """
-    Return the logs at *root*, or the one that is named: name → directory.
+    Return the logs at *root*, or only *log*: name → directory.
 
     Raises:
-        UsageError: there is none, or none of that name.
+        UsageError: there is no log, or none of that name.
     """
     from quiver.aof.reading.files import logs_below  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -33,20 +35,20 @@ def logs_of(root: Path, log: str | None) -> dict[str, str]:
     if log is None:
         return found
     if log not in found:
-        raise UsageError(f"{root} has no log {log!r}; there are {', '.join(found)}")
+        raise UsageError(f"{root} has no log {log!r}; its logs are {', '.join(found)}")
     return {log: found[log]}
 
 
 def one_log(root: Path, log: str | None) -> tuple[str, str]:
     """
-    Return name and directory of the only log at *root*, or of the one that is named.
+    Return name and directory of the only log at *root*, or of *log*.
 
     Raises:
-        UsageError: there are several, or as `logs_of`.
+        UsageError: there are several; or as for `logs_of`.
     """
     found = logs_of(root, log)
     if len(found) > 1:
-        raise UsageError(f"{root} holds {', '.join(found)}: choose one with --log")
+        raise UsageError(f"{root} has the logs {', '.join(found)}; select one with --log")
     return next(iter(found.items()))
 
 
@@ -54,10 +56,10 @@ def checked_logs(
     root: Path, log: str | None, *, read_records: bool, objects: ObjectLocation | None = None
 ) -> list[CheckedLog]:
     """
-    Look at the logs at *root*, changing nothing. Their *objects* are read, too, when it is said where they are.
+    Check the logs at *root*, read-only. Their objects are read, too, if *objects* is given.
 
     Raises:
-        UsageError: as `logs_of`.
+        UsageError: as for `logs_of`.
         AccessDeniedError, ObjectsUnavailableError: the objects cannot be read.
     """
     from quiver.aof.reading.check import check_log_directory  # noqa: PLC0415

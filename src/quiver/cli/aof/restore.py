@@ -1,4 +1,4 @@
-"""`quiver aof restore`: logs made again from their objects."""
+"""`quiver aof restore`: restore logs from their objects."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["restore"]
 
 Target = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The directory of the logs, made when missing; or of one log.")
+    Path, typer.Argument(metavar="DIR", help="The directory of the logs, created if missing; or of one log.")
 ]
 FromObjects = Annotated[
-    str, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
+    str,
+    typer.Option("--objects", help="The location of the objects: a directory, or a URL such as s3://bucket/prefix."),
 ]
 LogName = Annotated[
-    str | None, typer.Option("--log", help="What the log is to be called; its objects do not say. One log only.")
+    str | None, typer.Option("--log", help="The name of the log, which its objects do not have. Only for one log.")
 ]
 Stream = Annotated[
-    str | None, typer.Option("--stream", help="Only this log: the 16 digits that its objects are below.")
+    str | None, typer.Option("--stream", help="Only this log: the 16 hexadecimal digits of its objects' folder.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what is there, and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list the logs.")]
 
 
 def restore(
@@ -43,12 +44,12 @@ def restore(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Make logs again from their objects, without the disk that they were on. Nobody may have the directory open.
+    Restore logs from their objects, without their disk. No process may have the directory open.
 
-    Each becomes a log of its own, called `stream-` and its number without --log. One that is there already, with its
-    segments, takes over the objects that its manifest does not know. Records that were never uploaded are lost; no id
-    of theirs comes again. Of each object the ends are read: `quiver aof verify --objects` reads all. Exits with 1 when
-    objects are damaged or records are missing between them.
+    Each log is named `stream-` and its number, unless --log is given. An existing log with segments imports the objects
+    that are not in its manifest. Records that were never uploaded are lost, and their ids are not used again. Only the
+    start and end of each object are read; `quiver aof verify --objects` reads all. Exits with 1 if objects are damaged
+    or records are missing between them.
     """
     from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415 - keeps `--help` quick
 
@@ -82,7 +83,7 @@ def _restored(
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if name is not None and not is_stream_name(name):
-        raise UsageError(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
+        raise UsageError(f"invalid name of a log {name!r}; use up to 64 of A-Z a-z 0-9 _ - and inner dots")
     is_log = is_log_directory(REAL_FILES, str(root))
     below = [root] if is_log else sorted(root.iterdir()) if root.is_dir() else []
     present = {LogFiles(str(path)).stream_id(): str(path) for path in below if is_log_directory(REAL_FILES, str(path))}
@@ -93,7 +94,7 @@ def _restored(
         raise UsageError(f"{location} has no object of {'this' if is_log else 'a'} log")
     if name is not None and len(streams) > 1:
         told = ", ".join(map(object_folder, streams))
-        raise UsageError(f"{location} has objects of several logs: choose one of {told} with --stream")
+        raise UsageError(f"{location} has objects of several logs; select one of {told} with --stream")
     observer = InMemoryObserver()
     restored = []
     for number in streams:
@@ -113,7 +114,7 @@ def _number(text: str) -> int:
     try:
         return int(text, 16)
     except ValueError:
-        raise UsageError(f"--stream takes the hexadecimal digits that objects are below, not {text!r}") from None
+        raise UsageError(f"--stream must be the hexadecimal digits of the objects' folder, not {text!r}") from None
 
 
 def _row(one: RestoredLog) -> dict[str, Any]:

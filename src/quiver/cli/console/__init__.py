@@ -1,13 +1,12 @@
 """
-What commands print, and how they parse what people type.
+Output of commands, and parsing of their arguments.
 
-=============  =======================================================================================================
+=============  =============================================================
 module         purpose
-=============  =======================================================================================================
-`output.py`    tables for people, JSON for programs; a word while something takes long
-`progress.py`  tables for people, JSON for programs; a word while something takes long
-`instants.py`  times as people type them
-`paths.py`     Paths on the command line. An empty one is refused: typer would take it for the directory that the
-               program runs in
-=============  =======================================================================================================
+=============  =============================================================
+`output.py`    tables and JSON
+`progress.py`  a progress line on the terminal during long operations
+`instants.py`  parsing of times
+`paths.py`     path arguments, which must not be empty
+=============  =============================================================
 """

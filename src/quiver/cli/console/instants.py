@@ -1,4 +1,4 @@
-"""Times as people type them."""
+"""Parsing of times on the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quiver.settings import parse_duration_s
 
 __all__ = ["parse_instant", "parse_start"]
 
-_FORMS = "write for example 2026-01-31T12:00:00Z, or 90m for that long ago"
+_FORMS = "write for example 2026-01-31T12:00:00Z, or 90m for 90 minutes ago"
 
 
 def parse_instant(text: str, *, option: str, now_ns: int) -> datetime:
@@ -17,7 +17,7 @@ def parse_instant(text: str, *, option: str, now_ns: int) -> datetime:
     Return the time for ``2026-01-31T12:00:00Z``, or for a duration before now such as ``90m``.
 
     Raises:
-        UsageError: neither of the two, or a time without its zone.
+        UsageError: neither of the two, or a time without a zone.
     """
     try:
         age_s = parse_duration_s(text, key=option)
@@ -28,7 +28,7 @@ def parse_instant(text: str, *, option: str, now_ns: int) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{option} {text!r} is no time; {_FORMS}") from None
+        raise UsageError(f"{option} {text!r} is not a time; {_FORMS}") from None
     if found.tzinfo is None:
         raise UsageError(f"{option} {text!r} has no time zone; append Z for UTC")
     return found
@@ -36,7 +36,7 @@ def parse_instant(text: str, *, option: str, now_ns: int) -> datetime:
 
 def parse_start(text: str, *, option: str, now_ns: int) -> str | int | datetime:
     """
-    Return what ``earliest``, ``latest``, a segment number or a time stands for.
+    Parse ``earliest``, ``latest``, a segment number or a time.
 
     Raises:
         UsageError: none of them.

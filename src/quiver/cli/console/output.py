@@ -1,4 +1,4 @@
-"""Tables for people, JSON for programs, with the same names in both."""
+"""Tables and JSON, with the same names in both."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of ta
 
 
 def print_json(value: Any, *, in_a_line: bool = False) -> None:
-    """Print *value* as JSON; *in_a_line* for one value after the other."""
+    """Print *value* as JSON, on one line with *in_a_line*."""
     typer.echo(json.dumps(value, indent=None if in_a_line else 2, default=str))
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, empty: str = "none") -> None:
-    """Print *rows* under the keys of the first one; *empty* when there are none. None is shown as a dash."""
-    # Into a file or a pipe, nothing is folded to fit a screen that is not there.
+    """Print *rows* as a table with the keys of the first row; print *empty* without rows. None is shown as a dash."""
+    # In a file or a pipe, do not wrap lines.
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
     console = Console(width=width)
     if not rows:
@@ -55,7 +55,7 @@ def _cell(value: Any) -> str:
 
 
 def _literal(text: str) -> str:
-    # A path may hold brackets, which rich would take for markup.
+    # A path may have brackets, which rich would interpret as markup.
     return text.replace("[", "\\[")
 
 
@@ -85,10 +85,10 @@ def human_age(seconds: float | None) -> str | None:
 
 def exit_of_verify(*, damaged: bool, unread: bool) -> None:
     """
-    End a command that verifies: with 1 when something is damaged, else with 3 when something was not read.
+    Set the exit code of a verification: 1 if something is damaged, otherwise 3 if something was not read.
 
     Raises:
-        typer.Exit: unless everything was read and is what was written.
+        typer.Exit: unless everything was read and is valid.
     """
     if damaged or unread:
         raise typer.Exit(1 if damaged else _UNREAD)

@@ -1,7 +1,4 @@
-"""
-Paths on the command line. An empty one is refused: typer would take it for the directory that the
-program runs in.
-"""
+"""Path arguments. An empty path is refused, because typer would interpret it as the current directory."""
 
 from __future__ import annotations
 
@@ -24,16 +21,18 @@ __all__ = ["pipeline_given", "place_of", "refuse_empty_paths"]
 
 def refuse_empty_paths(app: typer.Typer) -> None:
     """
-    Make every command of *app*, and of what is below it, refuse an empty path. Call it when all commands are there.
+    Make every command of *app* and its groups refuse empty paths. Call it after all commands are added.
 
-    ``quiver topic produce "$TOPICS" …`` with a variable that is not set must not write where the shell happens to be.
+    ``quiver topic produce "$TOPICS" …`` with an unset variable must not write to the current directory.
     """
     for command in app.registered_commands:
         if command.callback is not None:
             hints = get_type_hints(command.callback, include_extras=True)
             for hint in hints.values():
                 _refuse_empty(hint)
-            command.callback.__annotations__ = hints  # as texts, typer would read them anew, without what was added
+            command.callback.__annotations__ = (
+                hints  # typer would evaluate annotations in text form again, without the parsers
+            )
     for group in app.registered_groups:
         if group.typer_instance is not None:
             refuse_empty_paths(group.typer_instance)
@@ -41,8 +40,8 @@ def refuse_empty_paths(app: typer.Typer) -> None:
 
 def place_of(root: str, directory: str) -> str:
     """
-    Return what a table calls the store at *root*: a core of *directory* goes by its own name, a core of a buffer that a
-    pipeline keeps beside that by both.
+    Return the name of the store at *root* in tables: the core for a core of *directory*, and store and core for a core
+    of a companion store.
     """
     from quiver.store.format.cores import parse_core_directory  # noqa: PLC0415 - keeps `--help` quick
 
@@ -56,7 +55,7 @@ def pipeline_given(
     source: Path, assignments: Sequence[str] | None, run_dir: Path | None
 ) -> tuple[Pipeline, Path] | None:
     """
-    Return the pipeline of the file *source* and its run directory; None where *source* is no file.
+    Return the pipeline of the file *source* and its run directory; None if *source* is not a file.
 
     Raises:
         PipelineError: the file is not a valid pipeline.
@@ -69,7 +68,7 @@ def pipeline_given(
 
     if not source.is_file():
         if assignments or run_dir is not None:
-            raise UsageError(f"--set and --run-dir go with a pipeline file, and {source} is not a file")
+            raise UsageError(f"--set and --run-dir need a pipeline file, and {source} is not a file")
         return None
     pipeline = read_pipeline(source, assignments or [], os.environ)
     return pipeline, run_dir or default_run_dir(pipeline)
@@ -85,7 +84,7 @@ def _refuse_empty(hint: Any) -> None:
 
 def path(text: str | Path) -> Path:
     """
-    Return *text* as a path. Its name is what help texts show.
+    Return *text* as a path. Help texts show the name of this function.
 
     Raises:
         BadParameter: it is empty.

@@ -1,4 +1,4 @@
-"""A word on the terminal while something takes long. Nothing is said before two seconds have passed."""
+"""A progress line on the terminal during operations that take longer than two seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quiver.primitives.disk.file_system import File, FileSystem, Mapping
 __all__ = ["QUIET_S", "Progress"]
 
 QUIET_S = 2.0
-"""Who waits no longer than this needs no word."""
+"""Shorter operations show no progress."""
 
 _EVERY_S = 0.25
 _WIDTH = 100
@@ -20,12 +20,12 @@ _WIDTH = 100
 
 class Progress:
     """
-    One line that is written over, on standard error, and wiped at the end. Nothing where that is no terminal.
+    One line that is overwritten and cleared at the end. Without a terminal, nothing is printed.
 
     Args:
-        what: what is being done: `reading`.
-        clock: where time comes from.
-        stream: where the line goes; standard error when None.
+        what: the operation, such as `reading`.
+        clock: the source of time.
+        stream: the terminal; None: standard error.
     """
 
     def __init__(self, what: str, *, clock: Clock = SYSTEM_CLOCK, stream: TextIO | None = None) -> None:
@@ -37,7 +37,7 @@ class Progress:
         self._count = 0
 
     def __call__(self, where: str) -> None:
-        """Take note that *where* is being worked on."""
+        """Show that *where* is being processed."""
         self._count += 1
         now = self._clock.monotonic()
         if now - self._started < QUIET_S or not self._stream.isatty():
@@ -50,8 +50,8 @@ class Progress:
         self._stream.flush()
 
     def fs(self, fs: FileSystem) -> FileSystem:
-        """Return *fs*, of which this takes note whenever one is opened."""
-        return cast("FileSystem", _ToldFiles(fs, self))
+        """Return *fs* wrapped so that opening a file shows progress."""
+        return cast("FileSystem", _TrackedFileSystem(fs, self))
 
     def __enter__(self) -> Self:
         return self
@@ -64,8 +64,8 @@ class Progress:
             self._stream.flush()
 
 
-class _ToldFiles:
-    """A file system that says which file is worked on."""
+class _TrackedFileSystem:
+    """A file system that shows the opened file as progress."""
 
     def __init__(self, fs: FileSystem, progress: Progress) -> None:
         self._fs = fs

@@ -26,9 +26,9 @@ def stats(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Count what a store holds: segments, bytes, and how far each subscriber is behind.
+    Show the segments, bytes and subscribers' lag of a store.
 
-    Reads only; safe beside a live writer. With --watch and --json each look is one line.
+    Read-only; safe while a writer runs. With --watch and --json, each update is one line.
     """
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
 
@@ -46,7 +46,7 @@ def stats(
 
 
 def watch(directory: Path, clock: Clock, *, every_s: float, looks: int | None, as_json: bool) -> bool:
-    """Show a look every *every_s* seconds, *looks* times or until interrupted; say whether the last one was fine."""
+    """Print the figures every *every_s* seconds, *looks* times or until interrupted; return if the last are fine."""
     return look_again(
         lambda: _look(directory, clock, as_json=as_json, in_a_line=True),
         clock,

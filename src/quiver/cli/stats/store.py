@@ -1,4 +1,4 @@
-"""What `quiver stats` counts, from the files alone. Reads only, safe beside a live writer."""
+"""The figures of `quiver stats`, read from files. Safe while a writer runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["CoreStats", "StoreStats", "SubscriberStats", "collect_stats"]
 
 @dataclass(frozen=True, slots=True)
 class SubscriberStats:
-    """How far a subscriber is behind, in sealed bundles, over all cores. `problem` says why it is not known."""
+    """The lag of a subscriber in sealed bundles, over all cores. `problem` is the reason if it is unknown."""
 
     subscriber: str
     lag_bundles: int | None
@@ -37,8 +37,8 @@ class SubscriberStats:
 @dataclass(frozen=True, slots=True)
 class CoreStats:
     """
-    One instance: what it has sealed, how much of that only the object tier has, what its log takes, what Spark sinks
-    staged, what its dead letters take, and all of it together.
+    The sizes of one instance: sealed segments, segments that are only in the object tier, log, staged batches of Spark
+    sinks, dead letters, and the sum.
     """
 
     directory: str
@@ -58,7 +58,7 @@ class CoreStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """One look at a store. Sums over its cores; ages count from ingestion, None when nothing is sealed."""
+    """The figures of a store, summed over its cores. Ages are since ingestion; None without sealed bundles."""
 
     directory: str
     segments: int
@@ -78,7 +78,7 @@ class StoreStats:
     disk_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the attributes as a dict."""
         return asdict(self)
 
 
@@ -86,7 +86,7 @@ def collect_stats(
     fs: FileSystem, root: str, *, now_ns: int, on_progress: Callable[[str], None] | None = None
 ) -> StoreStats:
     """
-    Count what the store at *root*, or all its cores, hold. *on_progress* hears what is looked at.
+    Return the figures of the store at *root*. *on_progress* is called with each path that is read.
 
     Raises:
         UsageError: *root* is not a store.
@@ -99,7 +99,7 @@ def collect_stats(
     for one in roots:
         if on_progress is not None:
             on_progress(one)
-        # Progress first: what is acknowledged and deleted in between makes the lag too large, never negative.
+        # Read progress first: acknowledgements and deletions in between make the lag too large, never negative.
         for found in subscriber_lags(fs, one, now_ns=now_ns):
             standing.setdefault(found.subscriber, []).append(found)
         core, problems = _core(fs, one, now_ns)
@@ -168,7 +168,7 @@ def _wal_sizes(fs: FileSystem, root: str) -> list[int]:
 
 
 def _together(found: Sequence[SubscriberLag]) -> SubscriberStats:
-    """Return one subscriber's standing over all cores; unknown as a whole when one of them is."""
+    """Return one subscriber's lag over all cores; unknown if it is unknown for one of them."""
     problems = [one.problem for one in found if one.problem is not None]
     if problems:
         return SubscriberStats(found[0].subscriber, None, None, None, None, "; ".join(problems))

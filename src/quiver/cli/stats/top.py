@@ -25,24 +25,24 @@ def top(
     directory: Annotated[Path, typer.Argument(help="The store's directory of a running pipeline.")],
     endpoint: Annotated[
         str | None,
-        typer.Option(help="Its metrics port, host:port.  [default: as the run wrote down]", show_default=False),
+        typer.Option(help="The metrics port, host:port.  [default: from the state file]", show_default=False),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where its logs and state are.  [default: DIR.run]", show_default=False)
+        Path | None, typer.Option(help="The directory with logs and state.  [default: DIR.run]", show_default=False)
     ] = None,
-    every: Annotated[str, typer.Option(help="How long to wait between two looks.")] = "2s",
-    looks: Annotated[int | None, typer.Option(min=1, help="Stop after so many looks.  [default: never]")] = None,
+    every: Annotated[str, typer.Option(help="The interval between two updates.")] = "2s",
+    looks: Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.  [default: never]")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Watch a running pipeline: its processes, what flows, who is behind or in backoff, the disk, and its last errors.
+    Watch a running pipeline: processes, rates, lag, retries, disk, and the last errors.
 
-    Reads the metrics port and the directory, nothing else. With --json each look is one line. Where nobody watches,
-    in a pipe or a file, one look is enough.
+    Only reads the metrics port and the directory. With --json, each update is one line. Without a terminal, there is
+    one update.
     """
     import threading  # noqa: PLC0415 - for this alone
 
-    from quiver.cli.stats.top_figures import showing, take_look  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.stats.top_figures import showing, take_snapshot  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK as clock  # noqa: N811, PLC0415
     from quiver.pipeline.companion_stores import beside  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -51,7 +51,7 @@ def top(
 
     every_s = parse_duration_s(every, key="--every")
     if every_s <= 0:
-        raise UsageError("--every must be longer than nothing")
+        raise UsageError("--every must be positive")
     if endpoint is not None:
         try:
             split_address(endpoint)
@@ -59,7 +59,7 @@ def top(
             raise UsageError(f"--endpoint: {endpoint!r} is not host:port, for example 127.0.0.1:9464") from None
     notes = beside(directory, "run") if run_dir is None else run_dir
     if not directory.exists() and not notes.exists():
-        raise UsageError(f"neither {directory} nor {notes} exists: name the store's directory of a pipeline")
+        raise UsageError(f"neither {directory} nor {notes} exists; give the directory of a pipeline's store")
     if looks is None and not as_json and not sys.stdout.isatty():
         looks = 1
     never = threading.Condition()
@@ -67,7 +67,7 @@ def top(
     done = 0
     try:
         while True:
-            now = take_look(
+            now = take_snapshot(
                 REAL_FILES, str(directory), str(notes), endpoint, at_s=clock.monotonic(), now_ns=clock.now_ns()
             )
             found = showing(now, before)
@@ -109,7 +109,7 @@ def _show(directory: str, found: Showing, now_ns: int) -> None:
         }
         for flow in found.flows
     ]
-    print_table("flow", flows, empty="not known: the pipeline tells no metrics (`metrics.listen`)")
+    print_table("flow", flows, empty="unknown: the pipeline does not serve metrics (`metrics.listen`)")
     rows = [
         {
             "subscriber": one.subscriber,
@@ -129,12 +129,12 @@ def _show(directory: str, found: Showing, now_ns: int) -> None:
     print_table("subscribers", rows)
     for name, report in found.reports.items():
         waits = found.waiting.get(name)
-        is_told = waits is not None and report.error is not None and waits.last_failure == report.error.message
-        if report.error is not None and not is_told:  # of what waits, the reason stands below
+        is_printed = waits is not None and report.error is not None and waits.last_failure == report.error.message
+        if report.error is not None and not is_printed:  # the reason for pending retries is printed below
             typer.echo(f"! {name} fails: {report.error.in_words(now_ns)}")
     for name, waits in found.waiting.items():
         if waits.last_failure is not None:
-            does = "halted, and waits to be started again" if waits.halted else "waits"
+            does = "halted until it is restarted" if waits.halted else "waits"
             typer.echo(f"! {name} {does}: {waits.last_failure}")
     for line in found.errors:
         typer.echo(f"! {line}")
@@ -143,7 +143,7 @@ def _show(directory: str, found: Showing, now_ns: int) -> None:
 
 
 def _backoff(waits: Waiting | None) -> dict[str, Any]:
-    """Return what of a subscriber waits to be tried again, as columns."""
+    """Return the pending retries of a subscriber as columns."""
     from quiver.cli.stats.waiting import when  # noqa: PLC0415 - keeps `--help` quick
 
     if waits is None:

@@ -1,8 +1,8 @@
 """
-What `quiver top` knows of a running pipeline: its metrics, its directory, its state file, the ends of its logs.
+The figures of `quiver top`: a pipeline's metrics, directory, state file, and the ends of its logs.
 
-Each look is taken anew and compared with the one before it: counters become rates. Nothing is asked of the pipeline
-but its metrics port, and everything is shown that can be found without it.
+Each snapshot is compared with the previous one to compute rates. The only request to the pipeline is for its metrics,
+and everything else is shown even without them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from quiver.errors import TransientError, UsageError
 from quiver.pipeline.companion_stores import stores_beside
 from quiver.primitives.disk.file_system import FileSystem
 
-__all__ = ["Flow", "Look", "Node", "Sample", "Showing", "fetch_samples", "parse_samples", "showing", "take_look"]
+__all__ = [
+    "Flow",
+    "Node",
+    "Sample",
+    "Showing",
+    "Snapshot",
+    "fetch_samples",
+    "parse_samples",
+    "showing",
+    "take_snapshot",
+]
 
 ENDPOINT_BYTES_MAX = 16 * 1024 * 1024
 STATE_BYTES_MAX = 1024 * 1024
@@ -33,7 +43,7 @@ ENDPOINT_TIMEOUT_S = 2.0
 STATE_NAME = "state.json"
 _TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ")
 _OWN = " quiver"
-"""In a line of ours: the logger's name."""
+"""The name of the logger in lines of Quiver."""
 
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -52,7 +62,7 @@ FLOWS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("failed attempts", FAILURES, ("exporter", "type")),
     ("given up", "quiver_exporter_given_up_total", ("exporter", "how")),
 )
-"""What counts as a flow: how it is called, its counter, and what tells its lines apart."""
+"""The flows to show: label, counter, and the attributes that distinguish its lines."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -66,13 +76,13 @@ class Sample:
     value: float
 
     def label(self, name: str) -> str:
-        """Return one label's value, empty when there is none."""
+        """Return a label's value, empty without it."""
         return dict(self.labels).get(name, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One process of the pipeline, as the supervisor last wrote it down."""
+    """One process of the pipeline, from the state file."""
 
     name: str
     state: str
@@ -82,17 +92,17 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """
-    Everything of one moment.
+    A snapshot of a pipeline.
 
     Attributes:
-        at_s: monotonic seconds.
-        samples: what the metrics port said; empty when it did not answer.
-        problem: why there are no samples, or no directory; empty when there are.
-        waiting: subscriber → what it has to try again, of those that have something.
-        reports: exporter → how its last attempts ended, of those that reported.
-        dead_letters: exporter → how many bundles it gave up, of those that did.
+        at_s: the time in monotonic seconds.
+        samples: the metrics; empty if the port did not answer.
+        problem: why there are no samples or no directory; empty otherwise.
+        waiting: subscriber → its pending retries, if any.
+        reports: exporter → its last success and failure, if it has reported.
+        dead_letters: exporter → the number of its dead letters, if any.
     """
 
     at_s: float
@@ -107,14 +117,14 @@ class Look:
     dead_letters: Mapping[str, int] = field(default_factory=dict)
 
     def total(self, name: str) -> float | None:
-        """Return the sum of one metric; None when it was not told."""
+        """Return the sum of one metric; None if it is missing."""
         values = [sample.value for sample in self.samples if sample.name == name]
         return sum(values) if values else None
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One counter, or one of its lines: what went through since the pipeline began, and how much in a second."""
+    """One counter, or one of its lines: the total since the start of the pipeline, and the rate per second."""
 
     what: str
     of: str
@@ -124,7 +134,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Showing:
-    """What is shown: one look, and what changed since the one before it."""
+    """The displayed data: a snapshot and the changes since the previous one."""
 
     nodes: tuple[Node, ...]
     flows: tuple[Flow, ...]
@@ -133,18 +143,18 @@ class Showing:
     errors: tuple[str, ...]
     problem: str = ""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Acknowledged bundles in a second, by subscriber."""
+    """Acknowledged bundles per second, by subscriber."""
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
-    """What is in backoff, by subscriber."""
+    """Pending retries, by subscriber."""
     reports: Mapping[str, Reported] = field(default_factory=dict)
-    """How the last attempts ended, by exporter."""
+    """The last success and failure, by exporter."""
     dead_letters: Mapping[str, int] = field(default_factory=dict)
-    """What was given up, by exporter."""
+    """The number of dead letters, by exporter."""
 
 
 def parse_samples(text: str) -> tuple[Sample, ...]:
     """
-    Return the samples of Prometheus *text* that are the pipeline's own.
+    Return the samples of the pipeline in Prometheus *text*.
 
     Raises:
         TransientError: it is not Prometheus text.
@@ -160,15 +170,15 @@ def parse_samples(text: str) -> tuple[Sample, ...]:
             if sample.name.startswith("quiver_")
         )
     except ValueError as error:
-        raise TransientError(f"what answers there does not speak Prometheus: {error}") from error
+        raise TransientError(f"the answer is not in the Prometheus format: {error}") from error
 
 
 def fetch_samples(endpoint: str) -> tuple[Sample, ...]:
     """
-    Ask the metrics port at *endpoint*, ``host:port``.
+    Request the metrics at *endpoint*, ``host:port``.
 
     Raises:
-        TransientError: nothing answers there, or something else does.
+        TransientError: there is no answer, or it is not in the Prometheus format.
     """
     import http.client  # noqa: PLC0415 - for this alone
 
@@ -186,8 +196,10 @@ def fetch_samples(endpoint: str) -> tuple[Sample, ...]:
     return parse_samples(body.decode(errors="replace"))
 
 
-def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None, *, at_s: float, now_ns: int) -> Look:
-    """Look at everything once. What cannot be found is left out, and `Look.problem` says so."""
+def take_snapshot(
+    fs: FileSystem, directory: str, run_dir: str, endpoint: str | None, *, at_s: float, now_ns: int
+) -> Snapshot:
+    """Take a snapshot. Missing parts are left out and described in `problem`."""
     problems = []
     samples: tuple[Sample, ...] = ()
     state = _state(fs, run_dir)
@@ -207,7 +219,7 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
         except UsageError as error:
             if not state:
                 raise
-            problems.append(f"not yet: {error}")  # a pipeline that has just begun
+            problems.append(f"not yet: {error}")  # the pipeline is just starting
             continue
         if disk_bytes is None:
             disk_bytes = found.segment_bytes + found.wal_bytes
@@ -224,7 +236,7 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
         problems.append(f"{directory} does not exist yet")
     nodes = _nodes(state)
     errors = [f"{node.name}: {line}" for node in nodes for line in _trouble(fs, f"{run_dir}/{node.name}.log")]
-    return Look(
+    return Snapshot(
         at_s,
         samples,
         subscribers,
@@ -239,13 +251,10 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
 
 
 def _places(fs: FileSystem, directory: str, state: Mapping[str, Any]) -> list[str]:
-    """
-    Return the stores to look at: the one that was named, the buffers beside it, and whatever else
-    the pipeline has.
-    """
+    """Return the stores to read: the given one, its companion stores, and others of the pipeline."""
     told = state.get("buffers")
     others = [one for one in told.values() if isinstance(one, str)] if isinstance(told, dict) else []
-    # The state of an older version has them as the file does, relative to wherever that run was started.
+    # Older versions wrote paths relative to the working directory of the run.
     named = [directory, *stores_beside(fs, directory), *filter(os.path.isabs, others)]
     found: dict[str, str] = {}
     for one in named:
@@ -255,7 +264,7 @@ def _places(fs: FileSystem, directory: str, state: Mapping[str, Any]) -> list[st
 
 
 def _waiting(fs: FileSystem, found: StoreStats, now_ns: int) -> dict[str, Waiting]:
-    """Return what each subscriber has to try again, over all cores, where it has something."""
+    """Return the pending retries of each subscriber, over all cores, if any."""
     roots = [core.directory for core in found.cores]
     told = {one.subscriber: waiting_of(fs, roots, one.subscriber, now_ns=now_ns) for one in found.subscribers}
     return {name: one for name, one in told.items() if one != Waiting()}
@@ -276,7 +285,7 @@ def _letters(fs: FileSystem, found: StoreStats) -> dict[str, int]:
 
 
 def _state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
-    """Return what the supervisor last wrote down; nothing when that cannot be read."""
+    """Return the state file; empty if it cannot be read."""
     try:
         state = json.loads(fs.read_all(f"{run_dir}/{STATE_NAME}", size_max=STATE_BYTES_MAX))
     except (OSError, ValueError):
@@ -285,10 +294,7 @@ def _state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
 
 
 def _endpoints(state: Mapping[str, Any], endpoint: str | None) -> list[str]:
-    """
-    Return all metrics ports: the pipeline's own when none was named; with several cores each is one
-    above the last.
-    """
+    """Return all metrics endpoints: *endpoint* or that of the state file, and consecutive ports for several cores."""
     told = state.get("metrics")
     first = endpoint or told
     if not first:
@@ -308,7 +314,7 @@ def _nodes(state: Mapping[str, Any]) -> tuple[Node, ...]:
 
 
 def _trouble(fs: FileSystem, path: str) -> list[str]:
-    """Return the last lines of a log that tell of trouble."""
+    """Return the last warnings and errors in a log."""
     try:
         file = fs.open_read(path)
     except OSError:
@@ -320,19 +326,19 @@ def _trouble(fs: FileSystem, path: str) -> list[str]:
     found = []
     is_inside = False
     for line in tail.decode(errors="replace").splitlines():
-        # Of a traceback the line behind its frames says what it is.
+        # In a traceback, the line after the frames is the error.
         if any(word in line for word in _TROUBLE) or (is_inside and line and not line[0].isspace()):
             found.append(line.strip())
             is_inside = False
         is_inside = is_inside or line.startswith(_TRACEBACK)
-    # Spark says one failure in many lines, and we in one: that one must not be crowded out.
+    # Spark logs one failure in many lines, and Quiver in one, which must be among the last lines.
     own = [at for at, line in enumerate(found) if _OWN in line][-ERRORS_SHOWN_MAX:]
     others = [at for at, line in enumerate(found) if _OWN not in line]
     return [found[at] for at in sorted([*own, *others[max(len(others) + len(own) - ERRORS_SHOWN_MAX, 0) :]])]
 
 
-def showing(now: Look, before: Look | None) -> Showing:
-    """Return what to show of *now*; rates are against *before*, and None while there is none."""
+def showing(now: Snapshot, before: Snapshot | None) -> Showing:
+    """Return the data to display for *now*; rates are since *before*, and None without it."""
     flows = tuple(_flows(now, before))
     rates = {flow.of: flow.per_second for flow in flows if flow.what == "acknowledged" and flow.per_second is not None}
     disk = {
@@ -361,7 +367,7 @@ def _worst(samples: Iterable[Sample], name: str) -> float | None:
     return max((sample.value for sample in samples if sample.name == name), default=None)
 
 
-def _flows(now: Look, before: Look | None) -> Iterable[Flow]:
+def _flows(now: Snapshot, before: Snapshot | None) -> Iterable[Flow]:
     passed_s = 0.0 if before is None else now.at_s - before.at_s
     for what, name, apart in FLOWS:
         lines = _by(now.samples, name, apart)
@@ -371,7 +377,7 @@ def _flows(now: Look, before: Look | None) -> Iterable[Flow]:
                 continue  # every exporter has a counter of each type
             rate = None
             if passed_s > 0 and before is not None and before.samples:
-                # A counter that fell was begun anew by a restart: what it says now came since then.
+                # A counter that decreased was reset by a restart: its value is the increase since then.
                 gained = value - earlier.get(of, 0.0)
                 rate = (gained if gained >= 0 else value) / passed_s
             yield Flow(what, of, int(value), rate)

@@ -1,4 +1,4 @@
-"""What an exporter has to try again, as its retry sets say."""
+"""The pending retries of an exporter, from its retry sets."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Waiting", "waiting_of", "when"]
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """
-    What waits to be tried again.
+    The pending retries of an exporter.
 
     Attributes:
-        retrying: how many bundles.
-        attempts: the most that one of them has had.
-        next_retry_s: until the first of them is due; None when none waits, or nothing is tried.
-        halted: the exporter stopped at one of them, and tries nothing before it is started again.
-        last_failure: why that one failed, or the one that it stopped at.
-        retry_problem: which retry set cannot be read, and what to do.
+        retrying: the number of bundles.
+        attempts: the maximum of their attempts.
+        next_retry_s: the seconds until the first one is due; None if there are none, or if the exporter halted.
+        halted: whether the exporter halted at one of them, until it is restarted.
+        last_failure: the reason of the last failure, or of the halt.
+        retry_problem: why a retry set cannot be read, and what to do.
     """
 
     retrying: int = 0
@@ -38,7 +38,7 @@ class Waiting:
 
 def waiting_of(fs: FileSystem, roots: Sequence[str], subscriber: str, *, now_ns: int) -> Waiting:
     """
-    Return what *subscriber* has to try again in the stores *roots*, all together. Takes no lock.
+    Return the pending retries of *subscriber* in all stores *roots*. Takes no lock.
 
     Raises:
         OSError: a file cannot be read.
@@ -49,7 +49,7 @@ def waiting_of(fs: FileSystem, roots: Sequence[str], subscriber: str, *, now_ns:
         try:
             entries += load_retry_set(fs, root, subscriber)
         except CorruptionError as damage:
-            problems.append(f"{damage}; quiver repair mends it, and so does its exporter")
+            problems.append(f"{damage}; quiver repair or its exporter repairs it")
     problem = "; ".join(problems) or None
     if not entries:
         return Waiting(retry_problem=problem)
@@ -65,7 +65,7 @@ def waiting_of(fs: FileSystem, roots: Sequence[str], subscriber: str, *, now_ns:
 
 
 def when(seconds: float | None, *, halted: bool = False) -> str | None:
-    """Return in words when something is due; None when it never is."""
+    """Return when a retry is due, human-readable; None if never."""
     if halted:
         return "halted"
     return None if seconds is None else f"in {human_age(seconds)}" if seconds else "now"

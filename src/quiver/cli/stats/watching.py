@@ -1,4 +1,4 @@
-"""A look that is repeated: `--watch`, `--every`, `--looks`."""
+"""Repeated display: `--watch`, `--every`, `--looks`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from quiver.errors import UsageError
 
 __all__ = ["EveryOption", "LooksOption", "WatchOption", "check_watching", "watch"]
 
-WatchOption = Annotated[bool, typer.Option("--watch", help="Look again and again until interrupted.")]
-EveryOption = Annotated[str, typer.Option(help="How long to wait between two looks.")]
-LooksOption = Annotated[int | None, typer.Option(min=1, help="Stop after so many looks.  [default: never]")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Update the display until interrupted.")]
+EveryOption = Annotated[str, typer.Option(help="The interval between two updates.")]
+LooksOption = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.  [default: never]")]
 
 _CLEAR = "\x1b[2J\x1b[H"
-"""What empties a terminal; written to nothing else."""
+"""Clears a terminal."""
 
 
 def check_watching(every: str, looks: int | None, *, is_watching: bool) -> float:
     """
-    Return how many seconds are between two looks.
+    Return the interval between two updates in seconds.
 
     Raises:
         UsageError: the options contradict each other.
@@ -35,12 +35,12 @@ def check_watching(every: str, looks: int | None, *, is_watching: bool) -> float
         raise UsageError("--looks needs --watch")
     every_s = parse_duration_s(every, key="--every")
     if every_s <= 0:
-        raise UsageError("--every must be longer than nothing")
+        raise UsageError("--every must be positive")
     return every_s
 
 
 def watch(look: Callable[[], bool], clock: Clock, *, every_s: float, looks: int | None, as_json: bool) -> bool:
-    """Call *look* every *every_s* seconds, *looks* times or until interrupted; return what it returned last."""
+    """Call *look* every *every_s* seconds, *looks* times or until interrupted. Return its last result."""
     never = threading.Condition()
     done = 0
     while True:

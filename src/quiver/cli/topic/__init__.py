@@ -1,14 +1,12 @@
 """
 `quiver topic`.
 
-=============  =======================================================================================================
+=============  ===========================================================================
 module         purpose
-=============  =======================================================================================================
-`commands.py`  the other logs
-`objects.py`   the other logs
-`admin.py`     `quiver topic upload|unload|reappend|truncate|delete|seek|unsubscribe`: done here, or by the process
-               that has the topics open
-`opening.py`   The options of every `quiver topic` command that opens the topics for itself, and the store that they
-               describe
-=============  =======================================================================================================
+=============  ===========================================================================
+`commands.py`  `quiver topic list|inspect|verify|repair|tail|produce|subscriptions`
+`admin.py`     `quiver topic upload|unload|reappend|truncate|delete|seek|unsubscribe`
+`objects.py`   `quiver topic rebuild-catalogue`, and the objects of the other commands
+`opening.py`   options for opening topics
+=============  ===========================================================================
 """

@@ -1,6 +1,7 @@
 """
-`quiver topic upload|unload|reappend|truncate|delete|seek|unsubscribe`: done here, or by the process that has the topics
-open.
+`quiver topic upload|unload|reappend|truncate|delete|seek|unsubscribe`.
+
+If a process has the topics open, the command asks it to do the work.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from quiver.errors import DirectoryInUseError
 
 __all__ = ["add_admin_commands"]
 
-EachTopic = Annotated[str | None, typer.Argument(help="namespace/topic; all of them without.")]
+EachTopic = Annotated[str | None, typer.Argument(help="namespace/topic.  [default: all topics]")]
 Subscription = Annotated[str, typer.Argument(help="The name of the subscription.")]
-START_HELP = "earliest, latest, an offset, a time as 2026-01-31T12:00:00Z, or 90m for that long ago."
+START_HELP = "earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z, or 90m for 90 minutes ago."
 
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """How a command gets at the topics below `root`."""
+    """The options for access to the topics below `root`."""
 
     root: Path
     tier: TierPlace
@@ -50,7 +51,7 @@ def _access(
         typer.Option(
             "--wait",
             min=0.0,
-            help="Seconds to wait for the process that has the topics open, or for an owner that may be dead.",
+            help="Seconds to wait for the process that has the topics open, or for a possibly dead owner.",
         ),
     ] = 60.0,
 ) -> _Access:
@@ -60,9 +61,9 @@ def _access(
 
 def add_admin_commands(app: typer.Typer) -> None:
     """Add these commands to `quiver topic`."""
-    app.command("upload", short_help="Upload what no object has yet.")(_with_access(upload))
+    app.command("upload", short_help="Upload messages that are not in objects.")(_with_access(upload))
     app.command("unload", short_help="Hand topics over to another machine.")(_with_access(unload))
-    app.command("reappend", short_help="Append what another owner's messages replaced.")(_with_access(reappend))
+    app.command("reappend", short_help="Append messages that another owner's replaced.")(_with_access(reappend))
     app.command("truncate", short_help="Delete the oldest messages.")(_with_access(truncate))
     app.command("delete", short_help="Delete a topic.")(_with_access(delete))
     app.command("seek", short_help="Move a subscription.")(_with_access(seek))
@@ -70,14 +71,14 @@ def add_admin_commands(app: typer.Typer) -> None:
 
 
 def _with_access(command: Callable[..., None]) -> Callable[..., None]:
-    """Return *command* as typer is to see it: with the options of `_access` in place of its argument `access`."""
+    """Return *command* with the options of `_access` instead of its argument `access`, for typer."""
     shared = inspect.signature(_access).parameters
     own = [one for one in inspect.signature(command).parameters.values() if one.name != "access"]
 
     def run(**given: Any) -> None:
         command(access=_access(**{name: given.pop(name) for name in shared}), **given)
 
-    # The directory comes first, as everywhere; what has no default is an argument.
+    # The directory comes first; parameters without a default are arguments.
     needed = [one for one in own if one.default is inspect.Parameter.empty]
     ordered = [shared["root"], *needed, *(one for one in own if one not in needed), *list(shared.values())[1:]]
     hints = {**get_type_hints(command, include_extras=True), **get_type_hints(_access, include_extras=True)}
@@ -91,29 +92,31 @@ def _with_access(command: Callable[..., None]) -> Callable[..., None]:
 
 def upload(access: _Access, topic: EachTopic = None, as_json: JsonFlag = False) -> None:
     """
-    Upload everything that was appended to a topic, or to all of them. Exits with 1 when some of it could not be.
+    Upload all appended messages of one or all topics. Exits with 1 if some could not be uploaded.
 
-    Works beside a process that has the topics open: that one does it.
+    If a process has the topics open, that process does it.
     """
     _print_topics(_administer(access, "upload", topic=topic), as_json=as_json)
 
 
 def unload(access: _Access, topic: EachTopic = None, as_json: JsonFlag = False) -> None:
     """
-    Upload a topic, or all of them, and give up ownership, so that another machine goes on at once at the next offset.
+    Upload one or all topics and release ownership, so that another machine can continue at the next offset immediately.
 
-    This is what closing the topics does; it is for a machine whose process died. A process that has the topics open
-    lets go of them, and its next append is refused. Exits with 1 when some could not be handed over.
+    Closing the topics does the same; this command is for a machine whose process died. A process that has the topics
+    open closes them, and its next append is refused. Exits with 1 if some topics could not be released.
     """
     _print_topics(_administer(access, "unload", topic=topic), as_json=as_json)
 
 
 def reappend(access: _Access, topic: EachTopic = None, as_json: JsonFlag = False) -> None:
     """
-    Append the messages that another owner's have replaced: those of quarantine/*.replaced, each once, however often
-    this runs. They get new offsets. Exits with 1 when some could not be appended, or cannot be read.
+    Append the messages that another owner's messages replaced, from quarantine/*.replaced.
 
-    Works beside a process that has the topics open: that one does it.
+    Each is appended once, even if the command is repeated, and gets a new offset. Exits with 1 if some could not be
+    appended or read.
+
+    If a process has the topics open, that process does it.
     """
     found = _administer(access, "reappend", topic=topic)["topics"]
     rows: list[dict[str, Any]] = [
@@ -128,7 +131,7 @@ def reappend(access: _Access, topic: EachTopic = None, as_json: JsonFlag = False
         print_table(
             "replaced files",
             [{column: row.get(column) for column in columns} for row in rows],
-            empty="none; nothing is to be appended",
+            empty="none",
         )
     if any(row["problem"] or row.get("damaged") for row in rows):
         raise typer.Exit(1)
@@ -141,15 +144,15 @@ def truncate(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Delete the messages of a topic that are older, as far as whole files and objects allow, whoever has not read them.
+    Delete older messages of a topic, in units of files and objects, even if subscriptions have not read them.
 
-    Works beside a process that has the topics open: that one does it.
+    If a process has the topics open, that process does it.
     """
     result = _administer(access, "truncate", topic=topic, before=_start(before, "--before"))
     if as_json:
         print_json({"topic": topic, **result})
     else:
-        typer.echo(f"{topic} begins at offset {result['start_offset']} now")
+        typer.echo(f"{topic} now starts at offset {result['start_offset']}")
 
 
 def delete(
@@ -159,12 +162,12 @@ def delete(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Delete a topic: its messages, here and in objects, its subscriptions, and what was kept aside.
+    Delete a topic: its local messages, objects, subscriptions, and quarantined files.
 
-    Works beside a process that has the topics open: that one does it.
+    If a process has the topics open, that process does it.
     """
     if not yes:
-        typer.confirm(f"Delete {topic} of {access.root} for good?", abort=True)
+        typer.confirm(f"Delete {topic} of {access.root} permanently?", abort=True)
     _administer(access, "delete", topic=topic)
     if as_json:
         print_json({"topic": topic, "deleted": True})
@@ -180,24 +183,24 @@ def seek(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Move a subscription, back or forward. What its consumers have not answered yet no longer counts.
+    Move a subscription back or forward. Pending answers of its consumers are discarded.
 
-    Works beside a process that has the topics open: that one does it. Refused while a streaming query or a pipeline is
-    this subscription.
+    If a process has the topics open, that process does it. Refused while a streaming query or a pipeline
+    uses this subscription.
     """
     result = _administer(access, "seek", topic=topic, subscription=subscription, start=_start(to, "--to"))
     if as_json:
         print_json({"topic": topic, "subscription": subscription, **result})
     else:
-        typer.echo(f"{subscription} of {topic} goes on at offset {result['offset']}")
+        typer.echo(f"{subscription} of {topic} continues at offset {result['offset']}")
 
 
 def unsubscribe(access: _Access, topic: Topic, subscription: Subscription, as_json: JsonFlag = False) -> None:
     """
-    Remove a subscription and where it stood.
+    Remove a subscription and its position.
 
-    Works beside a process that has the topics open: that one does it. Refused while a streaming query or a pipeline is
-    this subscription.
+    If a process has the topics open, that process does it. Refused while a streaming query or a pipeline
+    uses this subscription.
     """
     _administer(access, "unsubscribe", topic=topic, subscription=subscription)
     if as_json:
@@ -215,7 +218,7 @@ def _start(text: str, option: str) -> str | int:
 
 
 def _administer(access: _Access, command: str, **arguments: Any) -> Mapping[str, Any]:
-    """Do *command*, or let the process do it that has the topics open."""
+    """Run *command*, or ask the process that has the topics open."""
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
     from quiver.errors import UsageError  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -223,7 +226,7 @@ def _administer(access: _Access, command: str, **arguments: Any) -> Mapping[str,
     from quiver.topics.requests import ask, perform  # noqa: PLC0415
 
     if not access.root.is_dir():
-        raise UsageError(f"there is no directory {access.root}")
+        raise UsageError(f"{access.root} does not exist")
     request = Request(command, arguments)
     answer: Mapping[str, Any] | None = None
     while answer is None:

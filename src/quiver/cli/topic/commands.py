@@ -1,7 +1,4 @@
-"""
-`quiver topic list|inspect|verify|repair|tail|produce|subscriptions`; `objects.py` has `rebuild-catalogue`, and
-`admin.py` what is done to topics and subscriptions.
-"""
+"""`quiver topic list|inspect|verify|repair|tail|produce|subscriptions`."""
 
 from __future__ import annotations
 
@@ -40,21 +37,21 @@ if TYPE_CHECKING:
 __all__ = ["build_topic_app"]
 
 POLL_S = 0.2
-_LOOKS_MAX = 5
+_CHECKS_MAX = 5
 
 
 def build_topic_app() -> typer.Typer:
     """Return the commands below `quiver topic`."""
-    app = typer.Typer(help="Look at topics, read them, write to them.", no_args_is_help=True, add_completion=False)
+    app = typer.Typer(help="Inspect, read and write topics.", no_args_is_help=True, add_completion=False)
     app.command("list", short_help="List the topics.")(list_topics)
     app.command("inspect", short_help="Show a topic's files, objects, subscriptions.")(inspect)
     app.command("verify", short_help="Read every message and check it.")(verify)
-    app.command("repair", short_help="Cut torn tails, keep damage aside.")(repair)
+    app.command("repair", short_help="Truncate torn tails, quarantine damage.")(repair)
     app.command("tail", short_help="Print messages.")(tail)
     app.command("produce", short_help="Append messages.")(produce)
-    app.command("subscriptions", short_help="Show who subscribes, and how far behind.")(subscriptions)
+    app.command("subscriptions", short_help="Show subscriptions and their lag.")(subscriptions)
     add_admin_commands(app)
-    app.command("rebuild-catalogue", short_help="Make the metadata anew from the objects.")(rebuild_catalog)
+    app.command("rebuild-catalogue", short_help="Rebuild the metadata from the objects.")(rebuild_catalog)
     return app
 
 
@@ -66,7 +63,7 @@ def list_topics(
     root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
-    """List the topics with their offsets, files and subscriptions. Works beside a live writer."""
+    """List the topics with their offsets, files and subscriptions. Safe while a writer runs."""
     tier = tier_of(None, None, metadata, metadata_option, namespace, root_prefix)
     checked = _check_each(root, _topics(root), tier).items()
     if as_json:
@@ -96,7 +93,7 @@ def inspect(
     root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a topic's files, subscriptions and whatever is wrong with them. Exits with 1 when something is damaged."""
+    """Show a topic's files and subscriptions, with their problems. Exits with 1 if something is damaged."""
     tier = tier_of(None, None, metadata, metadata_option, namespace, root_prefix)
     (one,) = _check_each(root, [topic], tier).values()
     if as_json:
@@ -116,7 +113,7 @@ def inspect(
 
 def verify(
     root: Root,
-    topic: Annotated[str | None, typer.Argument(help="namespace/topic; all of them without.")] = None,
+    topic: Annotated[str | None, typer.Argument(help="namespace/topic.  [default: all topics]")] = None,
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     metadata: MetadataUrl = None,
@@ -126,10 +123,11 @@ def verify(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Read every message of a topic, or of all, and check it. Works beside a live writer.
+    Read and check every message of one or all topics. Safe while a writer runs.
 
-    Messages that no file has are lost, unless the metadata say that objects have them; with --objects those are read
-    and checked, too. Exits with 1 when something is damaged, and with 3 when nothing is, and something was not read.
+    Messages that are not in files are lost, unless they are in objects according to the metadata; with --objects, those
+    are read and checked, too. Exits with 1 if something is damaged, and with 3 if nothing is, but something was not
+    read.
     """
     names = [topic] if topic is not None else _topics(root)
     tier = tier_of(objects, option, metadata, metadata_option, namespace, root_prefix)
@@ -147,7 +145,7 @@ def verify(
 
 def repair(
     root: Root,
-    topic: Annotated[str | None, typer.Argument(help="namespace/topic; all of them without.")] = None,
+    topic: Annotated[str | None, typer.Argument(help="namespace/topic.  [default: all topics]")] = None,
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     metadata: MetadataUrl = None,
@@ -159,11 +157,11 @@ def repair(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Do what opening does: cut torn tails, keep damaged bytes aside, go on with safe offsets. Nobody may have them open.
+    Recover topics as opening does: truncate torn tails, quarantine damaged bytes, and continue with safe offsets.
 
-    Every message is read. Damaged bytes stay where they are, too: readers step over them and say which messages are
-    lost; `verify` calls them quarantined from then on. Exits with 1 when there is damage that this cannot do anything
-    about.
+    No process may have the topics open. Every message is read. Damaged bytes also stay in place: readers skip them and
+    report the lost messages, and `verify` reports them as quarantined. Exits with 1 if there is damage that cannot be
+    repaired.
     """
     from quiver.topics.format.names import QUARANTINE_DIR  # noqa: PLC0415 - keeps `--help` quick
 
@@ -173,7 +171,7 @@ def repair(
     with open_topics(root, tier, file_name, wait_s=wait) as store:
         for name in names:
             with store.topic(name).reader("earliest", follow=False, on_lost="skip") as reader:
-                for _ in reader:  # damage is kept aside where it is met
+                for _ in reader:  # reading quarantines damage
                     pass
     after = _check_each(root, names, tier)
     rows = [
@@ -198,8 +196,8 @@ def tail(
     root: Root,
     topic: Topic,
     start: Annotated[str, typer.Option("--from", help="earliest, latest, or an offset.")] = "earliest",
-    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.")] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more.")] = False,
+    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after this many messages.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for new messages.")] = False,
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     metadata: MetadataUrl = None,
@@ -209,16 +207,16 @@ def tail(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Print the messages that the local files have, also beside a live writer; with --objects those that they lack, too.
+    Print the messages in local files, and with --objects also those in objects. Safe while a writer runs.
 
-    Lost ranges are passed over.
+    Lost ranges are skipped.
     """
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
     from quiver.topics.reading.read import TopicFiles  # noqa: PLC0415
 
     source = TopicFiles(str(root), topic)
     if start not in {"earliest", "latest"} and not start.isdecimal():
-        raise UsageError("--from takes earliest, latest or an offset")
+        raise UsageError("--from must be earliest, latest or an offset")
     at = int(start) if start.isdecimal() else 0 if start == "earliest" else source.next_offset()
     tier = tier_of(objects, option, metadata, metadata_option, namespace, root_prefix)
     messages = _messages(root, topic, source, at, tier)
@@ -258,10 +256,10 @@ def _messages(root: Path, topic: str, source: TopicFiles, start: int, tier: Tier
 def _from_objects(catalogue: ObjectCatalog, tier: TierPlace, start: int, stop: int) -> Iterator[Message]:
     found = catalogue.at_or_after(start)
     if found is None or found.start_offset >= stop:
-        return  # nobody has them any more
+        return  # they are in neither files nor objects
     first = max(start, found.start_offset)
     if tier.objects is None:
-        typer.echo(f"messages {first} to {stop - 1} are in objects: say where, with --objects", err=True)
+        typer.echo(f"messages {first} to {stop - 1} are in objects; give their location with --objects", err=True)
     else:
         yield from messages_of_objects(tier.objects, catalogue, first, stop)
 
@@ -269,9 +267,11 @@ def _from_objects(catalogue: ObjectCatalog, tier: TierPlace, start: int, stop: i
 def produce(
     root: Root,
     topic: Topic,
-    payloads: Annotated[list[str] | None, typer.Argument(help="Messages; without any, lines of the input.")] = None,
-    key: Annotated[str | None, typer.Option(help="The key of each.")] = None,
-    attribute: Annotated[list[str] | None, typer.Option(help="name=value, of each; may be repeated.")] = None,
+    payloads: Annotated[list[str] | None, typer.Argument(help="Messages.  [default: lines of standard input]")] = None,
+    key: Annotated[str | None, typer.Option(help="The key of each message.")] = None,
+    attribute: Annotated[
+        list[str] | None, typer.Option(help="An attribute name=value of each message; may be repeated.")
+    ] = None,
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     metadata: MetadataUrl = None,
@@ -282,7 +282,7 @@ def produce(
     wait: Wait = 0.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Append messages to a topic, durably. Nobody else may have the directory open."""
+    """Append messages to a topic, durably. No other process may have the directory open."""
     attributes: dict[str, str] = {}
     for pair in attribute or ():
         name, equals, value = pair.partition("=")
@@ -293,7 +293,7 @@ def produce(
     tier = tier_of(objects, option, metadata, metadata_option, namespace, root_prefix)
     with open_topics(root, tier, file_name, wait_s=wait) as store:
         log = store.topic(topic)
-        # Bytes as they came: they need not be text.
+        # Keep the bytes: they may not be text.
         lines = map(os.fsencode, payloads) if payloads else (line.rstrip(b"\n") for line in sys.stdin.buffer)
         found.extend(log.append(line, attributes=attributes or None, key=key) for line in lines)
         log.flush()
@@ -304,7 +304,7 @@ def produce(
 
 
 def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
-    """Show who subscribes to a topic and how far behind each is. Works beside a live writer."""
+    """Show the subscriptions of a topic and their lag. Safe while a writer runs."""
     one = _check(root, topic)
     rows = _subscription_rows(one)
     if as_json:
@@ -336,7 +336,7 @@ def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bo
         for topic in map(check_topic, topics):
             directory = root / topic
             if not directory.is_dir():
-                raise UsageError(f"{directory} holds no topic")
+                raise UsageError(f"{directory} has no topic")
             catalogue = None if store is None else ObjectCatalog(store, root=tier.root, topic=topic)
             one = _check_while_files_go(progress.fs(REAL_FILES), str(directory), catalogue)
             if reads_all:
@@ -346,10 +346,10 @@ def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bo
 
 
 def _check_while_files_go(fs: FileSystem, directory: str, catalogue: ObjectCatalog | None) -> CheckedTopic:
-    """Check what holds still: while its files are read, a topic's writer may remove those that objects have by then."""
+    """Check a topic, again if its writer removes files meanwhile because objects have them."""
     from quiver.topics.reading.check import check_topic_directory  # noqa: PLC0415 - keeps `--help` quick
 
-    for left in reversed(range(_LOOKS_MAX)):
+    for left in reversed(range(_CHECKS_MAX)):
         names = fs.list_dir(directory)
         known = () if catalogue is None else catalogue.spans()
         ranges = [(one.start_offset, one.end_offset + 1) for one in known]

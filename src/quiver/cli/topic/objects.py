@@ -1,7 +1,4 @@
-"""
-`quiver topic rebuild-catalogue`: what the metadata says of a topic's objects, made anew from the objects; and what the
-other commands ask of objects.
-"""
+"""`quiver topic rebuild-catalogue`: rebuild the metadata about objects; and reading of objects for other commands."""
 
 from __future__ import annotations
 
@@ -42,28 +39,30 @@ __all__ = [
 
 _TTL_S = 60.0
 
-Objects = Annotated[str, typer.Argument(help="Where the objects are: a directory, or s3://bucket/prefix and the like.")]
+Objects = Annotated[
+    str, typer.Argument(help="The location of the objects: a directory, or a URL such as s3://bucket/prefix.")
+]
 MetadataUrl = Annotated[str, typer.Option("--metadata", help="etcd://host:port, or sqlite:///path/metadata.db")]
-TopicName = Annotated[str, typer.Option("--topic", help="namespace/topic; by default every topic that has objects.")]
+TopicName = Annotated[str, typer.Option("--topic", help="namespace/topic.  [default: every topic with objects]")]
 Namespace = Annotated[
-    str, typer.Option("--namespace", help="What metadata.namespace says: before every key of the metadata.")
+    str, typer.Option("--namespace", help="The setting metadata.namespace, the prefix of all metadata keys.")
 ]
 RootPrefix = Annotated[
-    str, typer.Option("--root-prefix", help="What uploader.root_prefix says: before the keys of objects.")
+    str, typer.Option("--root-prefix", help="The setting uploader.root_prefix, the prefix of the keys of objects.")
 ]
-Wait = Annotated[float, typer.Option("--wait", help="Seconds to watch an owner that may be dead; its lease is 300.")]
+Wait = Annotated[float, typer.Option("--wait", help="Seconds to wait for a possibly dead owner, whose lease is 300 s.")]
 
 
 @dataclass(frozen=True, slots=True)
 class TierPlace:
     """
-    What the options of a command say of the tier behind a directory of topics.
+    The location of a topic directory's object tier, from the options of a command.
 
     Attributes:
-        objects: where objects are.
-        metadata: what is in them.
-        namespace: before every key of the metadata.
-        root_prefix: after it, before the keys of objects.
+        objects: the location of the objects.
+        metadata: the location of the metadata about them.
+        namespace: the prefix of all metadata keys.
+        root_prefix: the prefix of the keys of objects, after the namespace.
     """
 
     objects: ObjectLocation | None = None
@@ -73,14 +72,14 @@ class TierPlace:
 
     @property
     def root(self) -> str:
-        """What the keys of objects begin with."""
+        """The prefix of the keys of objects."""
         return (self.namespace + self.root_prefix).rstrip("/")
 
 
 @contextlib.contextmanager
 def metadata_of(root: Path, where: MetadataLocation | None) -> Iterator[MetadataStore | None]:
     """
-    Open what says what is in objects: *where*, or the file beside the topics; None where there is neither.
+    Open the metadata at *where*, or the file in the topic directory; yield None if there is neither.
 
     Raises:
         SettingsError, MetadataUnavailableError, CorruptionError: it cannot be opened.
@@ -100,7 +99,7 @@ def metadata_of(root: Path, where: MetadataLocation | None) -> Iterator[Metadata
 
 def messages_of_objects(objects: ObjectLocation, catalogue: ObjectCatalog, start: int, stop: int) -> Iterator[Message]:
     """
-    Yield the messages from *start* on and below *stop* that objects have; what is damaged is passed over.
+    Yield the messages in objects from *start* to *stop* (exclusive), and skip damaged ones.
 
     Raises:
         ObjectsUnavailableError, MetadataUnavailableError, AccessDeniedError: they cannot be read.
@@ -131,10 +130,10 @@ def check_objects(
     root: Path, checked: CheckedTopic, tier: TierPlace, catalogue: ObjectCatalog | None
 ) -> Iterator[Finding]:
     """
-    Read every message that *catalogue* says is in objects; yield what is wrong with them, and what was not read.
+    Read every message in the objects listed in *catalogue*. Yield findings about damaged and unread messages.
 
     Raises:
-        UsageError: it is said where objects are, and not what is in them.
+        UsageError: the location of the objects is given without the metadata.
         ObjectsUnavailableError, MetadataUnavailableError, AccessDeniedError: they cannot be read.
     """
     from quiver.objects import open_objects  # noqa: PLC0415
@@ -144,13 +143,13 @@ def check_objects(
 
     if catalogue is None:
         if tier.objects is not None:
-            raise UsageError("--objects says where objects are, not what is in them: name the metadata with --metadata")
+            raise UsageError("--objects also needs the metadata about the objects; give it with --metadata")
         for path in tier_signs(REAL_FILES, str(root))[:1]:
-            reason = "these topics have objects, and nothing says which messages: name the metadata with --metadata"
+            reason = "these topics have objects, but no metadata about them; give it with --metadata"
             yield Finding(path, 0, "not read", reason)
     elif tier.objects is None:
         for first, behind in checked.only_in_objects:
-            reason = f"only objects have the messages {first} to {behind - 1}: they are read with --objects"
+            reason = f"the messages {first} to {behind - 1} are only in objects; use --objects to read them"
             yield Finding(checked.directory, 0, "not read", reason)
     else:
         with contextlib.closing(open_objects(tier.objects, writable=False)) as objects:
@@ -170,7 +169,7 @@ def _damage_in_objects(objects: ObjectTier, catalogue: ObjectCatalog) -> Iterato
         while at <= span.end_offset:
             found = reader.take(at, span.end_offset + 1)
             if found is None:
-                break  # retention took it a moment ago
+                break  # retention has just removed it
             if isinstance(found, ColdPiece):
                 at += len(found.bodies)
                 continue
@@ -191,10 +190,10 @@ def rebuild_catalog(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Read every object, and make the metadata say what is there. Refused while a process owns the topic: one that died
-    still does until its lease is over, which --wait watches.
+    Rebuild the metadata by reading every object. Refused while a process owns the topic.
 
-    Exit code 1 when objects are damaged or offsets are missing between them.
+    A dead process owns it until its lease expires; --wait waits for that. Exits with 1 if objects are damaged or
+    offsets are missing between them.
     """
     from quiver.metadata import open_metadata  # noqa: PLC0415
     from quiver.objects import open_objects  # noqa: PLC0415
@@ -243,9 +242,9 @@ def _rebuild(tier: ObjectTier, store: MetadataStore, topic: str, root: str, wait
     except DirectoryInUseError as error:
         if error.retry_after_s is None:
             raise
-        # Each call of this command sees the owner for the first time: it has to watch for the whole of the lease.
+        # Each call of this command sees the owner for the first time, so it must wait for a complete lease.
         wait = math.ceil(round(error.retry_after_s + wait_s, 3)) + 1
-        remedy = f"unload it there, or, when nobody has it open any more, take it with --wait {wait}, its lease"
+        remedy = f"unload it there, or, if no process has it open, wait for its lease with --wait {wait}"
         raise DirectoryInUseError(error.path, error.holder, remedy=remedy, retry_after_s=error.retry_after_s) from None
     try:
         return rebuild(tier, ObjectCatalog(store, root=root, topic=topic, commits=ownership))

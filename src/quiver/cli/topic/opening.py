@@ -1,4 +1,4 @@
-"""The options of every `quiver topic` command that opens the topics for itself, and the store that they describe."""
+"""Options of the `quiver topic` commands that open topics."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ Topic = Annotated[str, typer.Argument(help="namespace/topic")]
 MetadataUrl = Annotated[
     str | None,
     typer.Option(
-        "--metadata", help="What is in objects: etcd://host:port, sqlite:///path; by default beside the topics."
+        "--metadata", help="The metadata about objects: etcd://host:port or sqlite:///path.  [default: in the topics]"
     ),
 ]
-FileName = Annotated[
-    str | None, typer.Option("--file-name", help="What wal.file_name says, where that is not wal.log.")
-]
+FileName = Annotated[str | None, typer.Option("--file-name", help="The setting wal.file_name, if it is not wal.log.")]
 Wait = Annotated[
     float,
     typer.Option(
         "--wait",
         min=0.0,
-        help="Seconds to wait for another process that has the directory, or for an owner that may be dead.",
+        help="Seconds to wait for another process that has the directory open, or for a possibly dead owner.",
     ),
 ]
 
@@ -45,10 +43,10 @@ def tier_of(
     root_prefix: str,
 ) -> TierPlace:
     """
-    Return the place that the options of a command describe.
+    Return the location of the object tier from the options of a command.
 
     Raises:
-        SettingsError, UsageError: they describe none.
+        SettingsError, UsageError: the options are invalid.
     """
     where = metadata_location(metadata, metadata_option)
     return TierPlace(object_location(objects, option), where, namespace, root_prefix)
@@ -59,7 +57,7 @@ def open_topics(root: Path, tier: TierPlace, file_name: str | None, *, wait_s: f
     Open the topics below *root*, for as long as the command runs.
 
     Raises:
-        DirectoryInUseError: another process has the directory, also after *wait_s*. SettingsError, UsageError,
+        DirectoryInUseError: another process still has the directory open after *wait_s*. SettingsError, UsageError,
         AccessDeniedError, ObjectsUnavailableError, MetadataUnavailableError: as `TopicStore.open`.
     """
     from quiver.topics.settings import MetadataSettings, TopicSettings, UploaderSettings, WalSettings  # noqa: PLC0415
