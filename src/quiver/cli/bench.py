@@ -14,9 +14,7 @@ from quiver.errors import UsageError
 
 __all__ = ["bench"]
 
-_NOTE = (
-    "ratio: the store's rate divided by that of a bare log with the same bytes and durability, measured alternately"
-)
+_NOTE = "ratio: the store's rate divided by that of a bare log with the same bytes and durability, measured alternately"
 
 
 class ModeName(StrEnum):

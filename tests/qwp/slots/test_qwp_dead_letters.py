@@ -514,15 +514,22 @@ def test_list_and_show(sf_dir):
     assert "has no dead letter 17" in run(sf_dir, "show", 17, code=2)
 
 
-def test_resend_reports_the_results(sf_dir):
+def test_replay_reports_the_results(sf_dir):
     """It exits with 1 if letters are left."""
     with QwpServer(refuse_odd) as server:
         conf = f"ws::addr={server.address};{QUICK}"
-        assert "1 dead letters accepted, 0 refused again" in run(sf_dir, "resend", 0, "--conf", conf)
-        done = run(sf_dir, "resend", "--conf", conf, "--json", code=1)
+        assert "1 dead letters accepted, 0 refused again" in run(sf_dir, "replay", 0, "--conf", conf)
+        done = run(sf_dir, "replay", "--conf", conf, "--json", code=1)
         assert (done["taken"], [one["frame"] for one in done["refused"]], done["left"]) == (2, [1, 3, 5], 0)
-    assert "refused: odd" not in run(sf_dir, "resend", "--conf", f"ws::addr=127.0.0.1:1;{QUICK}", code=1)
+    assert "refused: odd" not in run(sf_dir, "replay", "--conf", f"ws::addr=127.0.0.1:1;{QUICK}", code=1)
     assert len(stored(sf_dir)) == 3
+
+
+def test_resend_is_the_deprecated_name_of_replay(sf_dir):
+    with QwpServer() as server:
+        done = run(sf_dir, "resend", "--conf", f"ws::addr={server.address};{QUICK}")
+    assert "deprecated: resend is now replay" in done
+    assert stored(sf_dir) == []
 
 
 def test_export_writes_parquet(sf_dir):

@@ -32,7 +32,7 @@ def build_qwp_app() -> typer.Typer:
     app.command("drain", short_help="Send the unconfirmed frames of slots.")(drain)
     app.command("clear-failed", short_help="Remove failure marks, so that drainers retry the slots.")(clear_failed)
     app.command("tail", short_help="Print the newest rows as JSON lines.")(tail)
-    app.command("dead-letters", short_help="List, show, resend, export or remove dead letters.")(dead_letters)
+    app.command("dead-letters", short_help="List, show, replay, export or remove dead letters.")(dead_letters)
     return app
 
 

@@ -1,4 +1,4 @@
-"""`quiver qwp dead-letters SF_DIR SLOT list|show|resend|export|clear`."""
+"""`quiver qwp dead-letters SF_DIR SLOT list|show|replay|export|clear`."""
 
 from __future__ import annotations
 
@@ -30,22 +30,25 @@ class Action(StrEnum):
 
     list = "list"
     show = "show"
-    resend = "resend"
+    replay = "replay"
     export = "export"
     clear = "clear"
+    resend = "resend"  # the former name of replay, for one release
 
 
 def dead_letters(
     root: Annotated[Path, typer.Argument(metavar="SF_DIR", help="The sf_dir of the senders: the parent of the slots.")],
     slot: Annotated[str, typer.Argument(metavar="SLOT", help="A sender_id.")],
-    action: Annotated[Action, typer.Argument(help="The operation.")] = Action.list,
+    action: Annotated[
+        Action, typer.Argument(metavar="[list|show|replay|export|clear]", help="The operation.")
+    ] = Action.list,
     letters: Annotated[
         list[str] | None,
         typer.Argument(metavar="LETTER", help="Ids as listed: 12.1f3a9c20, or 12 for all of frame 12. Default: all."),
     ] = None,
     table: Annotated[str | None, typer.Option("--table", help="Only dead letters with rows of this table.")] = None,
     conf: Annotated[
-        str | None, typer.Option("--conf", help="Connect string for resend. Default: QDB_CLIENT_CONF.")
+        str | None, typer.Option("--conf", help="Connect string for replay. Default: QDB_CLIENT_CONF.")
     ] = None,
     to: Annotated[
         Path | None, typer.Option("--to", help="Target of export: a directory, or a .parquet file with --table.")
@@ -55,9 +58,9 @@ def dead_letters(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    List, show, resend, export or remove frames that the server refused and the sender dropped.
+    List, show, replay, export or remove frames that the server refused and the sender dropped.
 
-    Works while the sender runs. A resent dead letter is removed once the server has accepted it. If the server refuses
+    Safe while the sender runs. A replayed dead letter is removed once the server has accepted it. If the server refuses
     it again, it stays, with the new reason. Exits with 1 if dead letters are damaged or were not accepted.
     """
     (name,) = names_of_slots(root, [slot])
@@ -72,7 +75,9 @@ def dead_letters(
     elif action is Action.export:
         _export(found, to, table, force=force, as_json=as_json)
     else:
-        _resend(directory, [one for one, _ in found], conf, as_json=as_json)
+        if action is Action.resend:
+            typer.echo("deprecated: resend is now replay; the former name is removed in the next release", err=True)
+        _replay(directory, [one for one, _ in found], conf, as_json=as_json)
     for one in damage if action is not Action.clear else ():
         typer.echo(str(one), err=True)
     if damage and action is not Action.clear:
@@ -157,7 +162,7 @@ def _clear(directory: str, found: _Found, *, is_all: bool, as_json: bool) -> Non
         typer.echo(f"{removed:,} dead letters removed")
 
 
-def _resend(directory: str, letters: list[StoredLetter], conf: str | None, *, as_json: bool) -> None:
+def _replay(directory: str, letters: list[StoredLetter], conf: str | None, *, as_json: bool) -> None:
     from quiver.qwp.environment import conf_from_env  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.settings import SenderSettings  # noqa: PLC0415
     from quiver.qwp.slots.resending import resend  # noqa: PLC0415
