@@ -78,7 +78,7 @@ def test_damage_is_told_and_owners_are_left_alone(cold):
     assert "in use" in done.stderr
     store.close(timeout=0)
     done = run(*arguments)  # closed, not handed over: until when, and how to take it
-    (wait,) = re.findall(r"take it with --wait (\d+), its lease", done.stderr)
+    (wait,) = re.findall(r"its lease with --wait (\d+)", done.stderr)
     assert 0 < int(wait) <= 301  # what is left of the lease: some seconds of it may be over
 
 
@@ -228,7 +228,7 @@ def test_what_objects_have_is_not_known_without_metadata(tmp_path):
         store.maintain()
     done = run("topic", "verify", here, "--json")
     assert done.exit_code == 3
-    assert "name the metadata with --metadata" in done.stdout
+    assert "give it with --metadata" in done.stdout
     refused = run("topic", "verify", here, "--objects", cold)
     assert refused.exit_code == 2
     assert "--metadata" in refused.stderr
