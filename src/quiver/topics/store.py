@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import FencedError, QuiverError, StoreClosedError, StoreFailedError, UsageError
-from quiver.lazy_names import renamed_keyword
+from quiver.lazy_names import renamed_keyword, warn_renamed
 from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import ObjectLocation
 from quiver.observe import InMemoryObserver, Observer
@@ -178,7 +178,7 @@ class TopicStore(TopicAdministration):
         try:
             if background:
                 self._worker.start()
-            self.adopt()
+            self.import_staged()
         except BaseException:
             with contextlib.suppress(QuiverError, OSError):  # the current error is more useful
                 self._end(timeout=0)
@@ -354,7 +354,7 @@ class TopicStore(TopicAdministration):
         Raises:
             StoreFailedError: a topic's disk failed, now or earlier; the other topics were maintained.
         """
-        self.adopt()
+        self.import_staged()
         self._serve()
         self._maintain_open(within_s=0.0)
         for log in self._open_logs():
@@ -363,12 +363,17 @@ class TopicStore(TopicAdministration):
         if self._cold is not None:
             self._cold.maintain()
 
-    def adopt(self) -> int:
+    def import_staged(self) -> int:
         """
         Append the batches that Spark sinks committed; return the number of new messages. A batch that cannot be
         appended now is reported, and retried by the next call.
         """
         return 0 if self._staged_import is None else self._staged_import.import_all()
+
+    def adopt(self) -> int:
+        """Call `import_staged`, the new name of this method."""
+        warn_renamed("TopicStore", "adopt", "import_staged")
+        return self.import_staged()
 
     def _serve(self) -> None:
         if self._requests is not None:
@@ -415,7 +420,7 @@ class TopicStore(TopicAdministration):
         for log in self._open_logs():
             if log.topic in full:
                 log.unsynced_since_s = 0.0  # due immediately
-        self.adopt()
+        self.import_staged()
         if self._requests is not None and self._requests.is_waiting():
             self._administrator.start()
             self._administrator.wake()
@@ -471,7 +476,7 @@ class TopicStore(TopicAdministration):
         """
         try:
             if not self._closed and self._failure is None:
-                self.adopt()  # sinks that committed meanwhile saw that this process would import
+                self.import_staged()  # sinks that committed meanwhile saw that this process would import
         finally:
             unfinished = self._end(timeout)
         return unfinished

@@ -172,8 +172,8 @@ def test_damage_waits_and_others_go_on(tmp_path):
         path = tmp_path / INCOMING_DIR / "bad" / part_directory(0, 1, "a") / "00000.part"
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         write(REAL_FILES, root, 0, ["c"], writer="good")
-        assert store.adopt() == 1
-        assert store.adopt() == 0
+        assert store.import_staged() == 1
+        assert store.import_staged() == 0
         assert set(texts_of(store)) <= {"a", "c"}
         assert commit_name(0) in left(REAL_FILES, root, "bad")
 
@@ -190,7 +190,7 @@ def every_batch(fs, root=ROOT):
         if not is_batch_committed(fs, root, writer="query", batch=number):
             write(fs, root, number, texts)
     with open_topics(fs, root, rotate_max_bytes=700) as store:
-        store.adopt()
+        store.import_staged()
 
 
 def disks_of_crashes(steps_of, *, kill):
@@ -244,7 +244,7 @@ def test_offsets_that_a_power_loss_gave_back(seed):
         store.topic(ORDERS).append_batch([b"own"] * 5)
         write(fs, ROOT, 0, ["a", "c", "d"])
         fs.on_step = stop_at("pwrite", "wal.log")
-        store.adopt()
+        store.import_staged()
     disk = fs.clone_after_crash(seed)
     disk.on_step = stop_at("rename", ".done")
     with pytest.raises(PowerCut):

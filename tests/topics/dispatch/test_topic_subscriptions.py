@@ -547,3 +547,5 @@ def test_former_argument_names_still_work_and_warn(rig):
     former = pytest.warns(DeprecationWarning, match="timeout_s is now TopicReader.wait.timeout")
     with rig.store.topic(TOPIC).reader("latest") as reader, former:
         assert not reader.wait(timeout_s=0)
+    with pytest.warns(DeprecationWarning, match="adopt is now TopicStore.import_staged"):
+        assert rig.store.adopt() == 0
