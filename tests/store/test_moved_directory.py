@@ -104,7 +104,7 @@ def test_a_removed_lock_file_is_detected(tmp_path: Path) -> None:
     """A second store could open the directory by now."""
     store = quiver.open(tmp_path, background=False)
     (tmp_path / "quiver.lock").unlink()
-    with pytest.raises(StoreFailedError, match=r"quiver\.lock is gone"):
+    with pytest.raises(StoreFailedError, match=r"quiver\.lock was removed"):
         store.maintain()
     store.close()
 
