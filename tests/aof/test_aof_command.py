@@ -101,7 +101,7 @@ def test_tail(root):
     assert [row["ext_id"] for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert run("tail", root, "--log", "orders", "--from", rows[7]["record_id"], "-n", 1).endswith("\t2.1\n")
     assert len(run("tail", root, "--log", "orders", "--durable").splitlines()) == 9
-    assert "choose one" in run("tail", root, code=2)
+    assert "select one" in run("tail", root, code=2)
     assert "record id" in run("tail", root, "--log", "orders", "--from", "latest", code=2)
     assert "64 bits" in run("tail", root, "--log", "orders", "--from", 1 << 64, code=2)
     assert "no log 'x'" in run("tail", root, "--log", "x", code=2)
@@ -162,7 +162,7 @@ def test_evict_and_hydrate(root):
     assert json.loads(run("inspect", packed, "--json"))["fields"]["frames"] == 2
     assert "newest" in run("evict", root, 1, "--log", "orders", code=2)
     assert "no sealed segment 7" in run("hydrate", root, 7, "--log", "orders", code=2)
-    assert "choose one" in run("hydrate", root, 0, code=2)
+    assert "select one" in run("hydrate", root, 0, code=2)
     assert "resident_in_tier0" in run("hydrate", root, 0, "--log", "orders")
     run("evict", root, 0, "--log", "orders")
     data = bytearray(packed.read_bytes())
@@ -235,14 +235,14 @@ def test_a_store_is_no_log(tmp_path):
         store.ingest(quiver.Bundle({30: pa.record_batch({"x": [1]})}), durable=True)
     for words in (["verify"], ["dump"], ["tail"]):
         assert "holds no append-only log" in run(*words, tmp_path / "buf", code=2)
-    assert "no file of an append-only log" in run("inspect", tmp_path / "buf" / "quiver.id", code=2)
+    assert "not a file of an append-only log" in run("inspect", tmp_path / "buf" / "quiver.id", code=2)
 
 
 def test_dump_takes_the_directory_either_way(root):
     """As the other commands, and as the document has it; not both."""
     assert run("dump", root, "--json") == run("dump", "--root", root, "--json")
-    assert "say once" in run("dump", root, "--root", root, code=2)
-    assert "say once" in run("dump", code=2)
+    assert "give the logs once" in run("dump", root, "--root", root, code=2)
+    assert "give the logs once" in run("dump", code=2)
 
 
 def test_damage_never_ends_in_a_traceback(root):
