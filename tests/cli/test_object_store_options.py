@@ -96,7 +96,7 @@ def test_aof_commands(reach: Reach, s3_server: S3Server, tmp_path: Path):
         log = manager.log(LOG)
         for text in (b"one", b"two", b"three"):
             log.append_record(text)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
     place = ("--objects", s3_server.url(), *reach())
     run("aof", "evict", root, 0, *place)
     run("aof", "seal", root, *place)
@@ -136,7 +136,7 @@ def test_tier_of_a_program(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server,
         log = manager.log(LOG)
         for text in (b"one", b"two"):
             log.append_record(text)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         manager.maintain()
         assert "uploaded_to_tier2" in log.tiers.snapshot().residency.values()
 

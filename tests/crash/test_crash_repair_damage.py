@@ -16,7 +16,8 @@ from quiver.primitives.checksum import crc32
 from quiver.primitives.findings import Finding
 from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
 from quiver.store.format.floor import encode_floor
-from quiver.store.offline.repair import Mend, repair
+from quiver.store.offline.repair import repair
+from quiver.store.offline.repair_report import Repaired
 from quiver.store.reading.check import check_store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -152,7 +153,7 @@ def test_each_file_damaged_in_turn(kind: str, count: int) -> None:
             assert set(delivered(after, settings, "s")) | {0, 1} >= elsewhere, label
 
 
-def named_in(mends: list[Mend], path: str) -> bool:
+def named_in(mends: list[Repaired], path: str) -> bool:
     return any(mend.path == path for mend in mends)
 
 

@@ -28,7 +28,7 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
-@pytest.mark.parametrize("call", ["maintain", "flush", "rotate", "close"])
+@pytest.mark.parametrize("call", ["maintain", "seal", "rotate", "close"])
 def test_another_store_at_the_old_path_is_not_changed(
     tmp_path: Path, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -103,7 +103,7 @@ def test_an_ingest_process_ends_when_its_store_has_failed(tmp_path, monkeypatch,
     try:
         while not (run_dir / "ingest.json").exists():
             assert not ended.wait(0.01)
-        opened[0].poison(WorkerDiedError("nobody thought of this"))
+        opened[0].internals.poison(WorkerDiedError("nobody thought of this"))
         assert ended.wait(50)
     finally:
         lifeline.gone.set()

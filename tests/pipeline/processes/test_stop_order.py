@@ -125,7 +125,7 @@ def test_a_store_that_cannot_seal_yet_sends_what_it_has(tmp_path, monkeypatch, c
     with Ingest(tmp_path) as inside:
         post(inside.port, request(0))
         with monkeypatch.context() as patched:
-            patched.setattr(Store, "flush", full)
+            patched.setattr(Store, "seal", full)
             inside.lifeline.closing.set()
             inside.until("closed")
         inside.lifeline.gone.set()

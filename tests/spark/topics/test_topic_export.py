@@ -75,7 +75,7 @@ def test_rows_as_json(spark, store, tmp_path):
         (("", "a/b"), "topics must name"),
         (("t", "a"), "topic: 'a' is not a topic"),
         (("t", "a/b", "xml"), "otlp or json"),
-        (("t", "a/b", "otlp", None, "sqlite:///m.db"), "needs objects, too"),
+        (("t", "a/b", "otlp", None, "sqlite:///m.db"), "give objects, too"),
     ],
 )
 def test_settings_are_checked(given, says):
