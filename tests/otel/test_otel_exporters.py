@@ -364,7 +364,7 @@ def test_exporting_the_application_log_does_not_loop(tmp_path):
         logging.getLogger("shop").info("one")
         for _ in range(3):
             provider.force_flush()
-            exporter._writer._lease.store.flush()
+            exporter._writer._lease.store.seal()
     finally:
         root.removeHandler(handler)
         root.setLevel(level)

@@ -135,7 +135,7 @@ def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
 
         def child() -> str:
             said = refused(
-                lambda: store.ingest(BUNDLE), (store, "flush"), (store, "maintain"), (store, "stats"), held[0].ack,
+                lambda: store.ingest(BUNDLE), (store, "seal"), (store, "maintain"), (store, "stats"), held[0].ack,
                 held[0].defer, lambda: held[1].bundle, lambda: store.register("other"), subscriber.next_bundle,
             )  # fmt: skip
             with held.pop():
