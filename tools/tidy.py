@@ -1,21 +1,22 @@
 """
-The repository's own rules, checked by reading it. Run as a test (`tests/house`) and by `make lint`.
+The rules of this repository that ruff and mypy cannot check. Run as a test (`tests/house`) and by `make lint`.
 
-What ruff and mypy cannot say stands here: how long a file may grow, who may import whom, which calls belong
-to which package, which words stay out. Every rule is a function from one file to findings; every finding is a
-sentence that says what to do instead. `python tools/tidy.py` prints them and exits 1 when there are any.
+Every rule is a function from a file, or from all files, to findings. Every finding names the place and what to do
+instead. `python tools/tidy.py` prints all findings and exits with 1 if there are any.
 
 ==================  ====================================================================================
-rules of            what they keep
+rules               purpose
 ==================  ====================================================================================
-`size_rules`        files and functions that fit in a head
-`import_rules`      pure formats, stores apart, dependencies downwards
-`call_rules`        disk calls in primitives, async at the edge, environment read where it is allowed
-`name_rules`        modules named for what they hold
+`size_rules`        limits on the length of files and functions
+`import_rules`      pure formats, independent stores, dependencies downwards
+`call_rules`        disk calls in primitives, async in receivers, environment only in programs
+`name_rules`        modules are named for their contents
 `text_rules`        nothing unfinished, no paths of one machine, no download hosts
-`reader_rules`      readers and Spark workers without the engine
-`coupling_rules`    no circles of imports, not even for types
-`check_tree`        a page for every format, links that lead somewhere, no module that nobody imports
+`reader_rules`      readers and Spark workers do not import the engine
+`coupling_rules`    no import circles, including type-only imports
+`folder_rules`      limits on the number of modules in a folder
+`word_rules`        limits on words that other libraries rarely use
+`check_tree`        every format has a page, links are valid, every module is imported
 ==================  ====================================================================================
 """
 
@@ -31,6 +32,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from source_modules import Finding, Import, Module, is_within, module_name, package_of
+from words import LIMITS, rates
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = "src/quiver/"
@@ -39,6 +41,8 @@ FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 FOLDER_FILES_MAX = 20
 FILE_BYTES_MAX = 1 << 20
+WORDS_MIN = 10_000
+"""With fewer words, one occurrence would exceed a limit."""
 
 PURE_FOLDERS = ("format", "wire")
 PURE_PACKAGES = ("otap",)
@@ -290,6 +294,15 @@ def link_rules(files: Mapping[str, str]) -> Iterator[Finding]:
                 yield Finding(page, line, f"the link to {match.group(1)} leads nowhere")
 
 
+def word_rules(files: Mapping[str, str]) -> Iterator[Finding]:
+    """The prose of the package uses no word much more often than other libraries do; see `tools/words.py`."""
+    found, words = rates(text for path, text in files.items() if path.startswith(SOURCE) and path.endswith(".py"))
+    for name, (_, limit) in LIMITS.items():
+        if words >= WORDS_MIN and found[name] > limit:
+            sentence = f"{name}: {found[name]:.1f} in 100,000 words of docstrings and comments; the limit is {limit}"
+            yield Finding(SOURCE, 1, f"{sentence}: `python tools/words.py src --show` lists them")
+
+
 def test_name_rules(files: Mapping[str, str]) -> Iterator[Finding]:
     """Test modules have different base names: pytest imports them by those, and cannot collect two that are alike."""
     seen: dict[str, str] = {}
@@ -449,6 +462,7 @@ def check_tree(files: Mapping[str, str]) -> list[Finding]:
     findings.extend(page_rules(files))
     findings.extend(link_rules(files))
     findings.extend(folder_rules(files))
+    findings.extend(word_rules(files))
     findings.extend(test_name_rules(files))
     findings.extend(worker_rules(modules))
     findings.extend(reader_rules(modules))

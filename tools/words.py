@@ -1,8 +1,8 @@
 """
-How often words stand in docstrings and comments that other libraries hardly use, in every 100,000 words.
+Measure how often docstrings and comments use words that other libraries rarely use, per 100,000 words.
 
 The limits are the rates of six well-known libraries together: hypothesis, websockets, aiohttp, pytest, pydantic, httpx.
-`tools/tidy.py` holds the whole package to them; `python tools/words.py src/quiver/store --show` lists the lines.
+`tools/tidy.py` applies them to the whole package; `python tools/words.py src/quiver/store --show` lists the lines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMITS: Mapping[str, tuple[re.Pattern[str], float]] = {
     "anew": (re.compile(r"\banew\b", re.IGNORECASE), 0),
     "go, goes, gone": (re.compile(r"\b(?:go|goes|gone)\b", re.IGNORECASE), 20),
 }
-"""What is counted, and how often it may stand in 100,000 words."""
+"""The name of an idiom → its pattern, and its limit per 100,000 words."""
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z']*")
 _CODE = re.compile(r"`[^`]*`")
@@ -58,7 +58,7 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
 
 
 def rates(texts: Iterable[str]) -> tuple[dict[str, float], int]:
-    """Return how often each of `LIMITS` stands in 100,000 words of all *texts*, and how many words they have."""
+    """Return the rate of each of `LIMITS` in *texts*, per 100,000 words, and the number of words."""
     counts = dict.fromkeys(LIMITS, 0)
     words = 0
     for text in texts:

@@ -99,49 +99,51 @@ def parse_duration_s(value: object, *, key: str = "duration") -> float:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """
-    How a store behaves. Every field has a default that is safe.
+    Settings of a store. Every default is safe.
 
     Attributes:
-        durability: `wal` logs each bundle first; `segment_only` keeps no log: a crash loses the open segment, a durable
-            call waits for its segment to be sealed, and what is set for the log (`wal_…`) is refused.
-        format_profile: `spec` writes what the architecture document says; `otap` what the Rust engine reads.
-        segment_bytes_max: a segment is sealed when its bundles take this many bytes (`segment.target_size`).
+        durability: `wal` logs each bundle first. `segment_only` keeps no log: a crash loses the open segment, a durable
+            call waits until its segment is sealed, and settings of the log (`wal_…`) are refused.
+        format_profile: `spec` writes the format of the architecture document, `otap` that of the Rust engine.
+        segment_bytes_max: a segment is sealed when its bundles have this many bytes (`segment.target_size`).
         segment_open_s_max: … or when its first bundle is this old (`segment.max_open_duration`).
         segment_streams_max: … or when it has this many streams (`segment.max_stream_count`).
         segment_bundles_max: … or when it has this many bundles, at most 65,536 (`segment.max_bundle_count`).
-        segment_compression: `none` is read in place; `lz4` and `zstd` trade that for disk (`segment.compression`).
-        wal_bytes_max: cap on all WAL files together, on disk (`wal.max_size`).
-        wal_rotate_bytes: the active WAL file is retired beyond this (`wal.rotation_target`).
-        wal_files_max: active and rotated WAL files together (`wal.max_rotated_files`).
-        wal_flush_interval_s: unsynced bytes are never older than this; 0 syncs each ingest (`wal.flush_interval`).
-        size_cap_bytes: cap on all that the store has on disk; None is no cap (`retention.size_cap`).
-        size_cap_policy: at a cap with nothing finished left to delete, `backpressure` refuses what comes,
-            `drop_oldest` gives up the oldest segment that is still wanted (`retention.size_cap_policy`).
-        segments_max: cap on the number of segment files; None is no cap (`retention.max_segments`).
-        max_age_s: a segment whose newest bundle is older goes, wanted or not; None keeps it (`retention.max_age`,
-            or in hours `retention.max_retain_after_ingestion_hours`).
-        delete_grace_s: a finished segment stays this long for readers that hold its name (`retention.delete_grace`).
-        steady_state_headroom_bytes: the newest finished segments stay, up to this many bytes
+        segment_compression: `none` is read in place; `lz4` and `zstd` use less disk space instead
+            (`segment.compression`).
+        wal_bytes_max: the maximum size of all WAL files together (`wal.max_size`).
+        wal_rotate_bytes: the active WAL file is rotated at this size (`wal.rotation_target`).
+        wal_files_max: the maximum number of active and rotated WAL files (`wal.max_rotated_files`).
+        wal_flush_interval_s: the maximum age of unsynced bytes; 0 syncs each ingest (`wal.flush_interval`).
+        size_cap_bytes: the maximum size of the store on disk; None for no cap (`retention.size_cap`).
+        size_cap_policy: at a cap without finished segments to delete, `backpressure` refuses new bundles and
+            `drop_oldest` drops the oldest unfinished segment (`retention.size_cap_policy`).
+        segments_max: the maximum number of segment files; None for no limit (`retention.max_segments`).
+        max_age_s: a segment whose newest bundle is older is deleted, finished or not; None for no limit
+            (`retention.max_age`, or in hours `retention.max_retain_after_ingestion_hours`).
+        delete_grace_s: a finished segment is kept this long for readers that hold its name (`retention.delete_grace`).
+        steady_state_headroom_bytes: the newest finished segments are kept, up to this many bytes
             (`retention.steady_state_headroom`).
-        progress_damage: what becomes of a subscriber whose progress file is damaged: `fail` refuses to go on,
-            `restart_earliest` delivers all again, `restart_latest` only what is new, `backup` goes on from the
-            previous generation (`subscriber.on_corrupt_progress`).
-        orphan_age_s: a subscriber that nobody registers for this long is dropped; None keeps it
+        progress_damage: the reaction to a damaged progress file: `fail` refuses the subscriber, `restart_earliest`
+            delivers everything again, `restart_latest` only new bundles, `backup` continues from the previous
+            generation (`subscriber.on_corrupt_progress`).
+        orphan_age_s: a subscriber that has not been registered for this long is dropped; None keeps it
             (`subscriber.orphan_max_age`).
-        audit_bytes_max: cap on the trail of outcomes; None keeps no trail (`subscriber.audit.max_size`).
-        cold_objects: an object tier to which sealed segments are copied: a URL, or ``backend``, ``root`` and
-            ``options`` (`cold.objects`); None has none.
-        cold_local_bytes: of the segments that the tier has, the newest stay on the disk, up to this many bytes of
-            segments there; None keeps them (`cold.local_size`).
-        cold_local_age_s: … and until they are this old; None keeps them (`cold.local_age`).
-        cold_max_age_s: a segment goes from the tier when its newest bundle is older, wanted or not; None keeps it
-            (`cold.max_age`). Where there is a tier, `retention.max_age` only says how long the disk has it.
-        cold_keep_finished_s: a finished segment stays in the tier until its newest bundle is this old
+        audit_bytes_max: the maximum size of the audit trail of outcomes; None for no trail
+            (`subscriber.audit.max_size`).
+        cold_objects: the object tier to which sealed segments are copied: a URL, or ``backend``, ``root`` and
+            ``options`` (`cold.objects`); None for no tier.
+        cold_local_bytes: the newest segments of the tier are kept on disk, up to this many bytes; None keeps all
+            (`cold.local_size`).
+        cold_local_age_s: … and until they are this old; None keeps all (`cold.local_age`).
+        cold_max_age_s: a segment whose newest bundle is older is deleted from the tier, finished or not; None keeps it
+            (`cold.max_age`). With a tier, `retention.max_age` only applies to the local disk.
+        cold_keep_finished_s: a finished segment is kept in the tier until its newest bundle is this old
             (`cold.keep_finished`).
-        maintain_interval_s: how often the background thread runs a maintenance pass.
+        maintain_interval_s: the interval between maintenance passes of the background thread.
 
     Raises:
-        SettingsError: out of range, or two settings contradict each other.
+        SettingsError: a value is out of range, or two settings contradict each other.
     """
 
     durability: Durability = "wal"
@@ -217,7 +219,7 @@ class Settings:
                 f"it is {self.wal_bytes_max}",
             )
             return
-        # A default that was given cannot be told from one that was not: `from_mapping` refuses that, too.
+        # An explicit default value cannot be distinguished from a missing one here: `from_mapping` refuses it.
         for key, (name, _) in _KEYS.items():
             _require(
                 not key.startswith("wal.") or getattr(self, name) == type(self).__dataclass_fields__[name].default,

@@ -313,3 +313,13 @@ def test_a_folder_with_too_many_modules_is_found():
     assert [(found.path, found.sentence.partition(";")[0]) for found in tidy.folder_rules(files)] == [
         ("src/quiver/store", "21 modules")
     ]
+
+
+def test_idioms_above_the_rate_of_other_libraries_are_found():
+    plain = '"""' + "Return the number of bytes. " * 2500 + '"""\n'
+    odd = plain + '"""Nobody knows."""\n'
+
+    assert list(tidy.word_rules({"src/quiver/a.py": plain})) == []
+    assert [found.sentence.partition(":")[0] for found in tidy.word_rules({"src/quiver/a.py": odd})] == [
+        "nobody, somebody, anybody"
+    ]

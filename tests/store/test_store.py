@@ -386,7 +386,7 @@ def test_what_is_no_bundle_is_refused(tmp_path):
     batch = pa.record_batch({"n": [1]})
     with open_store(tmp_path / "d") as store:
         for wrong in (batch, {30: batch}, None):
-            with pytest.raises(InvalidBundleError, match="is no bundle"):
+            with pytest.raises(InvalidBundleError, match="is not a bundle"):
                 store.ingest(wrong)
         assert store.stats()["wal_position"] == 0
 

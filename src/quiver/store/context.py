@@ -1,4 +1,4 @@
-"""What the parts of one open store share."""
+"""State shared by the parts of one open store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other parts of Quiver call on an open store, and users do not."""
+"""Calls on an open store that are for other parts of Quiver, not for users."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ delete finished         segments that all subscribers have resolved, after their
 expire                  segments over age: finished ones, and the others through the drop ledger
 trim the log            advance its cursor, delete its old files
 refill                  the reserve for a full disk; measure side files; give sinks the space they asked for
-object tier             without the maintenance lock: nobody waits for the object store
+object tier             without the maintenance lock: callers do not wait for the object store
 ======================  ==============================================================================================
 
 Every step can fail on a full disk, or for lack of file descriptors. That is reported, the next steps still run, because

@@ -1,9 +1,9 @@
 """
-The store: take bundles in, keep them, hand them to every subscriber, delete them when all have finished.
+The store: accept bundles, keep them, deliver them to every subscriber, delete them when all have finished.
 
-The walk of one bundle: `ingest` logs it (1) and adds it to the open segment (2); a full or old segment is
-written to its own immutable file (3); only then may the log forget it (4), and only then may anybody read it
-(5); when every subscriber has resolved all of a segment, `maintain` deletes the file (6).
+The path of one bundle: `ingest` logs it (1) and adds it to the open segment (2). A full or old segment is written to
+its own immutable file (3). Only then may the log delete it (4), and only then can subscribers read it (5). When every
+subscriber has resolved all bundles of a segment, `maintain` deletes the file (6).
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ _receipt = partial(tuple.__new__, BundleReceipt)
 
 class Store(StoreEntries, SubscriberCalls, StoreViews):
     """
-    One writer's view of one directory. Thread-safe. Made by `quiver.open`.
+    The single writer of a directory. Thread-safe. Created by `quiver.open`.
 
     Args:
-        root: the directory; it exists, and *lock* is held on it.
-        settings: how the store behaves.
+        root: an existing directory that *lock* protects.
+        settings: the settings.
         fs: the file system.
-        clock: where time comes from.
-        observer: takes counts and events.
+        clock: the clock.
+        observer: receives counts and events.
         adapter: the slot table.
         background: run the two threads of `Background`.
-        lock: let go when the store is closed.
-        capacity: the size cap when others share it; that of the settings when None.
-        objects: the object tier, open; by default it is opened when `cold.objects` is needed.
+        lock: released when the store is closed.
+        capacity: a size cap that is shared with other stores; None for that of the settings.
+        objects: the open object tier; by default it is opened when `cold.objects` is needed.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._closed = False
         self._capacity = AloneCapacity(OwnCap(settings.size_cap_bytes)) if capacity is None else capacity
         self._is_limited = settings.segments_max is not None or not self._logging
-        # Set when ingest has to look closer before each bundle: a cap, no log, a full disk, or the end. The size cap
-        # and the disk are asked for some bytes at a time; the log knows how many are left of them.
+        # True if ingest has to check limits before each bundle: a cap, no log, a full disk, or closing. Space under the
+        # size cap and on the disk is reserved in blocks; the log knows how much of the block is left.
         self._needs_care = self._is_limited
         self._encoder = SlotEncoder()
         self._encode = self._encoder.encode
@@ -126,7 +126,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         try:
             self._recover()
         except BaseException:
-            if hasattr(self, "_wal"):  # else it had not come to the log
+            if hasattr(self, "_wal"):  # otherwise recovery failed before it opened the log
                 self._wal.abandon()
             raise
         if background:
@@ -148,7 +148,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────
 
     def _recover(self) -> None:
-        """Bring the directory to order, in the steps that `recovery` lists; each is told when it is done."""
+        """Recover the directory in the steps that `recovery` lists, and report each completed step."""
         fs, root, observer = self._fs, self.path, self._observer
         steps = recovery.RecoveryLog(root, observer, self._clock)
         steps.done("cold_list", segments=len(self._cold.register))
@@ -182,7 +182,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             self._cleanup.know(info)
         self._replay_all(found)
         steps.done("replay", entries=len(found.replay))
-        with contextlib.suppress(OSError):  # maintenance goes on with it, and says so
+        with contextlib.suppress(OSError):  # maintenance retries and reports it
             self._cleanup.continue_drops()
         steps.done("continue_drops")
         steps.done("missing", segments=self._subscribers.count_missing())
@@ -234,14 +234,14 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         return found, next_seq
 
     def _replay_all(self, found: recovery.LogFound) -> None:
-        """Take what no segment holds into the open segment, in order."""
+        """Add the log entries that no segment contains to the open segment, in order."""
         for number, (path, scanned) in enumerate(found.replay):
             if number == 0:
-                # Up to here segments hold everything: none of it comes back when they are deleted.
+                # Segments contain everything up to here: it must not be replayed again when they are deleted.
                 self._sealer.forget_log(scanned.start)
             self._replay(path, scanned)
         if not found.replay:
-            # Everything logged is in segments: say so, or the next open would look again.
+            # Segments contain everything in the log: record that, or the next open would scan the log again.
             self._sealer.forget_log(found.position_end)
         if not self._logging:
             self._leave_log()
@@ -285,8 +285,8 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._wal.grant(0)
 
     def _leave_log(self) -> None:
-        """Seal what the log of an earlier run held, so that nothing is in it any more."""
-        with contextlib.suppress(CapacityError):  # the log keeps it until there is room; nothing goes on before
+        """Seal the bundles from the log of an earlier run, so that the log becomes empty."""
+        with contextlib.suppress(CapacityError):  # the log keeps them until there is space
             self.seal()
             self._wal.retire_covered()
             self._sealer.forget_log()
@@ -317,25 +317,24 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
 
     def ingest(self, bundle: Bundle, *, durable: bool = False, timeout: float | None = None) -> BundleReceipt:
         """
-        Take responsibility for *bundle*: it survives what the settings promise and reaches every subscriber.
+        Accept *bundle*: store it as durably as the settings promise, and deliver it to every subscriber.
 
-        On return it is in the log, where the death of this process cannot take it; it survives a power loss
-        within `wal.flush_interval`, or on return with ``durable=True`` (callers that overlap share one sync).
-        With `durability: segment_only` it is in memory on return, or with ``durable=True`` in a sealed segment
-        (callers that overlap share one).
+        On return it is in the log and survives the death of this process. It survives a power loss within
+        `wal.flush_interval`, or on return with ``durable=True`` (concurrent callers share one sync). With
+        `durability: segment_only` it is in memory on return, or with ``durable=True`` in a sealed segment (concurrent
+        callers share one).
 
         Args:
-            bundle: what to keep. Its buffers are not needed after return.
+            bundle: the bundle. Its buffers are not needed after return.
             durable: wait until it survives a power loss.
-            timeout: seconds to wait for room when full; None and 0 raise at once.
+            timeout: how long to wait for space, in seconds; None and 0 raise immediately.
 
         Raises:
-            CapacityError: no room, also after *timeout*; nothing was kept.
-            InvalidBundleError: it cannot be stored as it is; nothing was kept.
-            BundleTooLargeError: the same, because of its size: it never fits.
-            NotDurableError: with *durable* and `segment_only`: it is kept and delivered, but the disk had no room to
-            seal
-                it, also after *timeout*. Do not ingest it again.
+            CapacityError: there is no space, also after *timeout*; nothing was stored.
+            InvalidBundleError: the bundle cannot be stored as it is; nothing was stored.
+            BundleTooLargeError: the bundle can never fit; nothing was stored.
+            NotDurableError: with *durable* and `segment_only`: the bundle is stored and will be delivered, but the disk
+                had no space to seal it, also after *timeout*. Do not ingest it again.
             StoreFailedError: a write or sync failed, now or earlier; reopen to recover.
             StoreClosedError: the store was closed.
         """
@@ -343,7 +342,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             named = bundle.named
         except AttributeError:
             raise InvalidBundleError(
-                f"a {type(bundle).__name__} is no bundle: wrap it, quiver.Bundle({{slot: batch}})"
+                f"a {type(bundle).__name__} is not a bundle: wrap it, quiver.Bundle({{slot: batch}})"
             ) from None
         if named and bundle.adapter is not self.adapter and bundle.adapter != self.adapter:
             raise InvalidBundleError(
@@ -404,10 +403,10 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
 
     def sync(self) -> None:
         """
-        Make everything ingested so far durable. With `durability: segment_only` that seals the open segment.
+        Make everything ingested so far durable. With `durability: segment_only`, this seals the open segment.
 
         Raises:
-            CapacityError: with `segment_only`: the disk has no room for the segment; it is kept and tried again.
+            CapacityError: with `segment_only`: the disk has no space for the segment; it is kept and retried.
             StoreFailedError: the sync failed, now or earlier.
         """
         if self._logging:
@@ -420,7 +419,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         Seal the open segment: on return everything ingested before is in files that subscribers can read.
 
         Raises:
-            CapacityError: the disk has no space for the segment; it is kept and tried again.
+            CapacityError: the disk has no space for the segment; it is kept and retried.
             StoreFailedError: the disk failed; reopen to recover.
             StoreClosedError: the store was closed.
         """
@@ -435,22 +434,22 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
 
     def maintain(self) -> MaintenanceReport:
         """
-        One maintenance pass: sync, seal what is due, write progress, delete what is finished or over age.
+        Run one maintenance pass: sync, seal due segments, write progress, delete finished and expired segments.
 
-        The background thread calls it; without one, the caller does, and waits only for an object tier. What a full
-        disk or the tier refuses is reported, and tried again by the next pass.
+        The background thread calls it. Without background threads the caller does, and waits only for an object tier.
+        Steps that a full disk or the tier refuses are reported, and retried by the next pass.
 
         Raises:
             StoreFailedError: the disk failed, or the directory was moved; reopen to recover.
             StoreClosedError: the store was closed.
-            OSError: the disk failed where nothing that was promised depends on it; call again.
+            OSError: the disk failed in a step that no guarantee depends on; call again.
         """
         return self._maintenance_pass.run()
 
     def reclaim(self, bytes_wanted: int) -> int:
         """
-        Delete the oldest segments that every subscriber has finished, grace period or not, until *bytes_wanted* are
-        free; return the bytes freed. What was acknowledged a moment ago counts.
+        Delete the oldest segments that every subscriber has finished, even within their grace period, until
+        *bytes_wanted* bytes are free. Return the number of bytes freed. The most recent acknowledgements count.
 
         Raises:
             StoreClosedError: the store was closed.
@@ -470,13 +469,13 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
 
     def close(self) -> None:
         """
-        Seal what is open, write progress, sync, let go of the directory. Idempotent.
+        Seal the open segment, write progress, sync, and release the directory. Idempotent.
 
-        A full disk does not stop it: what could not be sealed stays in the log.
+        A full disk does not prevent it: bundles that could not be sealed stay in the log.
 
         Raises:
             CapacityError: a `segment_only` store could not seal its open segment, which is lost.
-            StoreFailedError: the disk failed, now or earlier; what was synced is safe.
+            StoreFailedError: the disk failed, now or earlier; synced data is safe.
         """
         with self._lock:
             if self._closed:
@@ -487,7 +486,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             self._background.stop()
         self._cold.tier.close()
         self._cold_tier.stop()
-        # Whoever still maintains finishes first; after that nobody of this store touches the directory any more.
+        # A maintenance pass in progress finishes first; after that, no thread of this store uses the directory.
         with self._maintenance, contextlib.ExitStack() as last_to_first:
             with contextlib.suppress(StoreFailedError):
                 self._parts.place.require()
@@ -506,7 +505,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             try:
                 self._sealer.seal_everything()
             except CapacityError:
-                # What was acknowledged is written all the same, and what that frees may be room enough.
+                # Write acknowledgements anyway: deleting finished segments may free enough space.
                 self._leave_in_order()
                 self._sealer.seal_everything()
             self._leave_in_order()

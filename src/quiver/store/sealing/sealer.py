@@ -46,10 +46,7 @@ class Sealer:
         self._staged_import = OpenStoreImport(parts, cleanup)
 
     def adopt(self, may_take: Callable[[], bool]) -> int:
-        """
-        Take over the segments that Spark sinks committed (see `staged_import`), as long as *may_take* says; how many
-        came.
-        """
+        """Import segments that Spark sinks committed (see `staged_import`) while *may_take* allows; return how many."""
         return self._staged_import.import_all(may_take)
 
     def seal_pending(self) -> int:

@@ -299,7 +299,7 @@ class SubscriberState:
         return marks.is_full and marks.bundle_count == segment.bundle_count
 
     def has_begun(self, seq: int) -> bool:
-        """Say whether there is an entry of segment *seq*, known or not, with bundles to come."""
+        """Return whether segment *seq* has an entry with unresolved bundles, whether or not the segment is known."""
         marks = self._entries.get(seq)
         return marks is not None and not marks.is_full
 
@@ -323,10 +323,7 @@ class SubscriberState:
         return segment.bundle_count if segment.seq >= self.oldest_incomplete else 0
 
     def complete_of(self, segments: Segments) -> Iterator[SegmentRef]:
-        """
-        Iterate over those of *segments* that are complete, ascending. What it costs does not grow
-        with the backlog.
-        """
+        """Iterate over those of *segments* that are complete, ascending. The cost does not grow with the backlog."""
         above = sorted(seq for seq, marks in self._entries.items() if seq >= self.oldest_incomplete and marks.is_full)
         candidates = (*segments.between(0, self.oldest_incomplete - 1), *(segments.get(seq) for seq in above))
         return (segment for segment in candidates if segment is not None and self.is_complete(segment))
