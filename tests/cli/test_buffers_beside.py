@@ -90,7 +90,7 @@ def test_subscribers_are_found(directory, call):
     assert call("subscribers", directory, "drop", "out").exit_code == 0
     assert "out" not in {one["subscriber"] for one in json.loads(call("subscribers", directory, "--json").output)}
     gone = call("subscribers", directory, "drop", "out")
-    assert (gone.exit_code, "there is no subscriber 'out'" in gone.stderr) == (2, True)
+    assert (gone.exit_code, "no subscriber 'out'" in gone.stderr) == (2, True)
 
 
 def test_one_of_the_store_itself_goes_first(directory, call):

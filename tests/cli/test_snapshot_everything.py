@@ -244,7 +244,7 @@ def test_checkpoints_are_verified(pipeline, call):
     for store_id, position, said in (
         (identity, (99, 0), "ahead of the store"),
         ("22222222-2222-4222-8222-222222222222", (0, 0), "belongs to store"),
-        (identity, ("x", 0), "needs whole numbers"),
+        (identity, ("x", 0), "needs integers"),
     ):
         shutil.rmtree(place)
         checkpoint(place, store_id, 2, position)

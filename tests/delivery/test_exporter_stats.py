@@ -59,9 +59,9 @@ def test_the_page_matches_the_code():
     assert {name: int(value) for value, name in rows} == {
         name: getattr(exporter_report, name) for name in ("REPORT_BYTES_MAX", "MESSAGE_CHARS_MAX")
     }
-    assert tuple(re.findall(r"^\| `(\w+)` \| (?:the far|what is|a processor|a disk|anything)", page, re.MULTILINE)) == (
-        FAILURE_TYPES
-    )
+    assert tuple(
+        re.findall(r"^\| `(\w+)` \| (?:the destination|the stored|a processor|a disk|anything)", page, re.MULTILINE)
+    ) == (FAILURE_TYPES)
 
 
 @pytest.mark.parametrize(

@@ -68,4 +68,4 @@ def test_options_that_would_have_no_effect_are_refused(options):
     """A pipeline that runs prints no JSON; what is wrong is said with `--check`, too."""
     result = call("run", EXAMPLES / "otlp-forward.yaml", *options)
 
-    assert (result.exit_code, "goes with --check" in result.output) == (2, "--json" in options)
+    assert (result.exit_code, "needs --check" in result.output) == (2, "--json" in options)

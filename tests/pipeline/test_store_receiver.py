@@ -154,7 +154,7 @@ def test_a_store_that_was_made_anew_is_another_one(tmp_path, ours, receiver_of):
                 theirs.ingest(bundle(number))
                 theirs.seal()
         if first:
-            with pytest.raises(quiver.DataLossError, match="another has taken its place"):
+            with pytest.raises(quiver.DataLossError, match="was removed or replaced"):
                 receiver.take()
             receiver._release()
         take_all(receiver)

@@ -186,8 +186,8 @@ def test_a_circle_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"topic": "otlp"}, "topic: 'otlp' is no topic"),
-        ({"subscription": "a b"}, "subscription: 'a b' is no name"),
+        ({"topic": "otlp"}, "topic: 'otlp' is not a topic"),
+        ({"subscription": "a b"}, "subscription: 'a b' is not a subscription name"),
         ({"start": "soon"}, "start: 'soon' is not available"),
         ({"poll_interval": 0}, "poll_interval must be positive"),
         ({"insecure": True}, "unknown key insecure"),

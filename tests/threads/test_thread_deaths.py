@@ -99,7 +99,7 @@ def test_maintenance_of_topics(tmp_path, monkeypatch, deaths, root):
     store = TopicStore.open(path, settings={"wal": {"fsync_interval_ms": 20}}, observer=deaths.observer)
     log = store.topic("default/orders")
     log.append(b"before")
-    monkeypatch.setattr(store, "adopt", fail)
+    monkeypatch.setattr(store, "import_staged", fail)
     deaths.await_one("quiver-topics")
     assert counted(deaths, "quiver-topics") == 1
     for refused in (

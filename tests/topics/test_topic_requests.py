@@ -175,7 +175,7 @@ def test_commands(root, live):
     assert json.loads(run("unload", root, "--json")) == [{"topic": TOPIC, "next_offset": 8}]
     assert "with objects" in run("upload", root, code=1)
     assert "none" in run("reappend", root)
-    assert "for good?" in run("delete", root, TOPIC, text="n\n", code=1)
+    assert "permanently?" in run("delete", root, TOPIC, text="n\n", code=1)
     assert "is deleted" in run("delete", root, TOPIC, "--yes")
     assert "there is no topic" in run("delete", root, TOPIC, "--yes", code=2)
     assert json.loads(run("list", root, "--json")) == []

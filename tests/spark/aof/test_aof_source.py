@@ -101,7 +101,7 @@ def test_cold_segments_are_read_where_they_are(log, tmp_path, away):
     assert some == list(log.written.values())[50:90]
     assert len(list(segments.glob("*.seg"))) == 1
     if away == "cold":
-        with pytest.raises(UsageError, match="none was given"):
+        with pytest.raises(UsageError, match="no object store was given"):
             read(log.source())
 
 

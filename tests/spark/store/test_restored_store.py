@@ -131,7 +131,7 @@ def test_a_checkpoint_older_than_the_copy_is_still_behind(tmp_path):
     query.checkpoint = query.checkpoint | {"seq": 1}
     restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=NOW_NS))
     fill(root, 100, 1)
-    with pytest.raises(DataLossError, match="behind the subscriber"):
+    with pytest.raises(DataLossError, match="older than the progress"):
         query.run()
 
 

@@ -160,7 +160,7 @@ def test_log_files_of_another_name_are_not_written_beside(tmp_path):
     with open_topics(REAL_FILES, str(tmp_path), file_name="queue.log") as store:
         store.topic(ORDERS).append(b"own", durable=True)
         store.topic(ORDERS)._engine.wal.try_checkpoint()
-    with pytest.raises(UsageError, match="say how, with fileName"):
+    with pytest.raises(UsageError, match="give their name with fileName"):
         write(REAL_FILES, str(tmp_path), 0, ["a"])
 
 

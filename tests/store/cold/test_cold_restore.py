@@ -196,6 +196,6 @@ def test_a_real_bucket_is_restored(s3_server: S3Server, tmp_path: Path, monkeypa
     assert [number_of(bundle) for _, bundle in reader.bundles()] == list(range(6))
     assert "exists" in run("restore", *place, tmp_path / "new", code=2)
     assert "takes one directory" in run("restore", *place, tmp_path / "new", tmp_path / "other", code=2)
-    assert "for --cold" in run("restore", tmp_path / "new", tmp_path / "other", "--dry-run", code=2)
-    assert "name a snapshot" in run("restore", tmp_path / "new", code=2)
+    assert "need --cold" in run("restore", tmp_path / "new", tmp_path / "other", "--dry-run", code=2)
+    assert "give a snapshot" in run("restore", tmp_path / "new", code=2)
     assert "no segment of a store" in run("restore", "--cold", tmp_path, tmp_path / "other", code=2)

@@ -50,7 +50,7 @@ class TopicSinkSettings:
         if self.format not in {"otlp", "json"}:
             raise SettingsError(f"format: {self.format!r} is not otlp or json")
         if self.metadata is not None and self.objects is None:
-            raise SettingsError("metadata describes the object store, so it needs objects, too")
+            raise SettingsError("metadata describes the object store: give objects, too")
         if self.objects is not None:
             ObjectLocation.of(self.objects)
         if self.metadata is not None:

@@ -174,7 +174,7 @@ def parse_place(given: Mapping[str, str]) -> TopicPlace:
             "read objects alone"
         )
     if metadata is not None and objects is None:
-        raise UsageError("metadata describes the object store, so it needs objects, too")
+        raise UsageError("metadata describes the object store: give objects, too")
     if metadata is not None:
         MetadataLocation.of(metadata)
     prefix = given.get("rootprefix", "/danube").rstrip("/")

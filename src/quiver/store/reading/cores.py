@@ -113,7 +113,7 @@ class CoresSubscription:
                 raise DataLossError(
                     f"{self._options.path}/core_{core}",
                     0,
-                    f"the batch needs bundles before {offset.position} of store {offset.store}, which was removed;  "
+                    f"the batch needs bundles before {offset.position} of store {offset.store}, which was removed; "
                     "failOnDataLoss=false continues without them",
                 )
         return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
