@@ -16,7 +16,7 @@ import pytest
 from soak_far_side import FarSide, Producer
 from soak_pipeline import Pipeline, check, exported, settle
 
-pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 SETTLE_S = 300.0
 DISK_BYTES = 96 * 1024 * 1024

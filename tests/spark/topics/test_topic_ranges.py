@@ -74,7 +74,7 @@ def test_options():
         ({"path": "t", "topic": "a"}, "not a topic"),
         ({"path": "t", "topic": "a/b,a/b"}, "twice"),
         ({"path": "t", "topic": "a/*,c/d"}, "not a valid pattern"),
-        ({"path": "t", "topic": "a/b", "metadata": "sqlite:///x"}, "needs objects"),
+        ({"path": "t", "topic": "a/b", "metadata": "sqlite:///x"}, "give objects, too"),
         ({"objects": "o", "metadata": "sqlite:///m", "topic": "a/b", "subscription": "s"}, "needs path"),
         ({"objects": "o", "metadata": "sqlite:///m", "topic": "a/*"}, "needs path"),
         ({"path": "t", "topic": "a/b", "minPartitions": "0"}, "minPartitions"),
