@@ -1,4 +1,4 @@
-"""State shared by the parts of one open store."""
+"""State shared by the components of one open store."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from quiver.store.sealing.schedule import Sealing
 from quiver.store.subscribers.subscribers import Subscribers
 from quiver.store.wal.writer import WalWriter
 
-__all__ = ["Parts"]
+__all__ = ["StoreContext"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class StoreContext:
     """
     One store's directory, settings, and components.
 

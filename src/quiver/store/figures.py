@@ -5,43 +5,45 @@ from __future__ import annotations
 from typing import Any
 
 from quiver.store.cold.tier import ColdTier
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.format.names import QUARANTINE_DIR
 from quiver.store.subscribers.subscribers import Subscribers
 
 __all__ = ["figures", "subscriber_figures"]
 
 
-def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int, staged_bytes: int) -> dict[str, Any]:
+def figures(
+    context: StoreContext, cold: ColdTier, *, next_sequence: int, disk_bytes: int, staged_bytes: int
+) -> dict[str, Any]:
     """Return current figures: bytes, counts, and the lag of each subscriber."""
-    catalog, subscribers = parts.catalog, parts.subscribers
-    with parts.lock:
+    catalog, subscribers = context.catalog, context.subscribers
+    with context.lock:
         found: dict[str, Any] = {
             "segments": len(catalog),
             "segment_bytes": catalog.bytes,
-            **parts.wal.stats(),
-            "open_bundles": parts.sealing.open.bundle_count,
-            "open_bytes": parts.sealing.open.nbytes,
-            "unsealed_seconds": _age_s(parts),
+            **context.wal.stats(),
+            "open_bundles": context.sealing.open.bundle_count,
+            "open_bytes": context.sealing.open.nbytes,
+            "unsealed_seconds": _age_s(context),
             "next_sequence": next_sequence,
-            "next_segment": parts.sealing.next_seq,
+            "next_segment": context.sealing.next_seq,
         }
-    quarantine = f"{parts.path}/{QUARANTINE_DIR}"
+    quarantine = f"{context.path}/{QUARANTINE_DIR}"
     found |= {
         "disk_bytes": disk_bytes,
         "staged_bytes": staged_bytes,
         "incomplete_segments": found["segments"] - len(subscribers.complete_segments()),
-        "quarantined_files": len(parts.fs.list_dir(quarantine)) if parts.fs.exists(quarantine) else 0,
+        "quarantined_files": len(context.fs.list_dir(quarantine)) if context.fs.exists(quarantine) else 0,
     }
     if cold.is_used:
         found["cold"] = cold.stats()
     return found | {"subscribers": subscriber_figures(subscribers)}
 
 
-def _age_s(parts: Parts) -> float:
+def _age_s(context: StoreContext) -> float:
     """Return the age of the oldest bundle that is not sealed; 0 if there is none."""
-    oldest_ns = parts.sealing.oldest_ns()
-    return 0.0 if oldest_ns is None else max(0.0, (parts.clock.now_ns() - oldest_ns) / 1e9)
+    oldest_ns = context.sealing.oldest_ns()
+    return 0.0 if oldest_ns is None else max(0.0, (context.clock.now_ns() - oldest_ns) / 1e9)
 
 
 def subscriber_figures(subscribers: Subscribers) -> dict[str, dict[str, int | float | bool]]:

@@ -1,11 +1,11 @@
-"""Calls on an open store that are for other parts of Quiver, not for users."""
+"""Calls on an open store that are for other packages of Quiver, not for users."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from quiver.primitives.worker import WorkerDiedError
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.limits.admission import Admission
 from quiver.store.removal.cleanup import Cleanup
@@ -18,25 +18,25 @@ class StoreInternals:
     `Store.internals`. Thread-safe.
 
     Args:
-        parts: the store.
+        context: the store.
         cleanup: deletes segments.
         admission: knows the limits.
         require_open: raises when the store is closed.
     """
 
     def __init__(
-        self, parts: Parts, cleanup: Cleanup, admission: Admission, *, require_open: Callable[[], None]
+        self, context: StoreContext, cleanup: Cleanup, admission: Admission, *, require_open: Callable[[], None]
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._cleanup = cleanup
         self._admission = admission
         self._require_open = require_open
 
     def poison(self, died: WorkerDiedError) -> None:
         """Refuse all calls from now on: a thread that callers depend on has died."""
-        self._parts.wal.poison(died)
-        with self._parts.lock:
-            self._parts.room.notify_all()
+        self._context.wal.poison(died)
+        with self._context.lock:
+            self._context.room.notify_all()
 
     def claimed_bytes(self) -> int:
         """Return what counts for the size cap: the bytes on disk, and those in memory that will be a segment."""
@@ -53,6 +53,6 @@ class StoreInternals:
             StoreClosedError: the store was closed.
             OSError: the disk refused; call again.
         """
-        with self._parts.maintenance:
+        with self._context.maintenance:
             self._require_open()
             return self._cleanup.note_evicted(dropped)

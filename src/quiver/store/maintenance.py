@@ -10,7 +10,7 @@ seal                    the open segment if it is full, old or over age; then ev
 import                  the segments that sinks in other processes staged
 write progress          after this nothing that was acknowledged before the pass is delivered again
 continue drops          what the drop ledger lists is resolved for all subscribers, and deleted
-release local copies    files of segments that the object tier has, beyond the local retention
+release local copies    with an object tier: files of segments that the object tier has, beyond the local retention
 delete finished         segments that all subscribers have resolved, after their grace period
 expire                  segments over age: finished ones, and the others through the drop ledger
 trim the log            advance its cursor, delete its old files
@@ -29,7 +29,7 @@ from collections.abc import Callable
 
 from quiver.primitives.disk.disk_full import passes
 from quiver.store.cold.tier import ColdTier
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.limits.admission import Admission
 from quiver.store.receipts import MaintenanceReport
 from quiver.store.removal.cleanup import Cleanup
@@ -44,7 +44,7 @@ class MaintenancePass:
     Runs maintenance passes, one at a time.
 
     Args:
-        parts: the store.
+        context: the store.
         cleanup: deletes segments.
         sealer: writes segments.
         admission: knows the limits.
@@ -55,7 +55,7 @@ class MaintenancePass:
 
     def __init__(
         self,
-        parts: Parts,
+        context: StoreContext,
         cleanup: Cleanup,
         sealer: Sealer,
         admission: Admission,
@@ -64,7 +64,7 @@ class MaintenancePass:
         require_open: Callable[[], None],
         sync_log: Callable[[], None] | None,
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._cleanup = cleanup
         self._sealer = sealer
         self._admission = admission
@@ -74,13 +74,13 @@ class MaintenancePass:
 
     def run(self) -> MaintenanceReport:
         """Run one pass; see `Store.maintain`."""
-        parts, cleanup, sealing = self._parts, self._cleanup, self._parts.sealing
-        with parts.maintenance:
+        context, cleanup, sealing = self._context, self._cleanup, self._context.sealing
+        with context.maintenance:
             self._require_open()
-            parts.place.require()
+            context.place.require()
             if self._sync_log is not None:
                 self._sync_log()
-            with parts.lock:
+            with context.lock:
                 if sealing.full or self._is_open_segment_due():
                     sealing.swap()
             sealed = 0
@@ -89,26 +89,28 @@ class MaintenancePass:
             sealed += self._sealer.adopt(self._admission.may_import)
             progress_written = self._attempt(cleanup.write_progress)
             self._attempt(cleanup.continue_drops)
-            self._attempt(self._release_local_copies)
+            if self._cold_tier.is_used:
+                self._attempt(self._release_local_copies)
             deleted = self._attempt(lambda: cleanup.free_finished().segments)
             deleted += self._attempt(lambda: cleanup.expire().segments)
             wal_files_deleted = self._sealer.forget_log()
             cleanup.reserve.keep()
             cleanup.side.measure()
             self._admission.serve_sinks()
-        self._cold_tier.run_pending()
+        if self._cold_tier.is_used:
+            self._cold_tier.run_pending()
         return MaintenanceReport(sealed, progress_written, deleted, wal_files_deleted)
 
     def _is_open_segment_due(self) -> bool:
-        parts = self._parts
-        born_s = parts.sealing.open_born_s()
-        if born_s is not None and self._cleanup.retention.is_over_age(born_s, now_s=parts.clock.monotonic()):
+        context = self._context
+        born_s = context.sealing.open_born_s()
+        if born_s is not None and self._cleanup.retention.is_over_age(born_s, now_s=context.clock.monotonic()):
             return True
         # While all subscribers lag, a segment may grow: sealing it early would not deliver it any sooner.
-        return parts.sealing.is_old() and parts.subscribers.least_lag_segments() < LAG_SEGMENTS
+        return context.sealing.is_old() and context.subscribers.least_lag_segments() < LAG_SEGMENTS
 
     def _release_local_copies(self) -> None:
-        self._parts.cold.keep()
+        self._context.cold.keep()
         self._cleanup.window.shrink()
 
     def _attempt(self, step: Callable[[], int | None]) -> int:
@@ -123,5 +125,5 @@ class MaintenancePass:
         except OSError as error:
             if not passes(error):
                 raise
-            self._parts.observer.event("quiver.engine.tick", level=logging.WARNING, problem=str(error))
+            self._context.observer.event("quiver.engine.tick", level=logging.WARNING, problem=str(error))
             return 0

@@ -27,7 +27,7 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.staged_commits import noted_batches, read_note
 from quiver.primitives.disk.staging import names_in, remove_staged
 from quiver.primitives.small_file import read_checked
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.format.floor import decode_floor
 from quiver.store.format.names import (
     SEGMENT_FLOOR,
@@ -211,17 +211,17 @@ class OpenStoreImport:
     Imports batches into a store that is open: uses its numbers, catalog and subscribers.
 
     Args:
-        parts: the store.
+        context: the store.
         cleanup: records the age of each segment.
     """
 
-    def __init__(self, parts: Parts, cleanup: Cleanup) -> None:
-        self._parts = parts
+    def __init__(self, context: StoreContext, cleanup: Cleanup) -> None:
+        self._context = context
         self._cleanup = cleanup
         self._may_take: Callable[[], bool] = lambda: True
         self._reported = ""
         self._import = StagedImport(
-            parts.fs, parts.path, next_segment=self._next_segment, on_imported=self._on_imported
+            context.fs, context.path, next_segment=self._next_segment, on_imported=self._on_imported
         )
 
     def import_all(self, may_take: Callable[[], bool]) -> int:
@@ -233,21 +233,21 @@ class OpenStoreImport:
         Raises:
             OSError: the disk refused; call again.
         """
-        with self._parts.maintenance:
+        with self._context.maintenance:
             self._may_take = may_take
             try:
                 return self._import.import_all()
             except CorruptionError as damage:
                 if str(damage) != self._reported:
                     self._reported = str(damage)
-                    self._parts.observer.event("quiver.sink.damaged", level=logging.ERROR, problem=str(damage))
+                    self._context.observer.event("quiver.sink.damaged", level=logging.ERROR, problem=str(damage))
                 return 0
 
     def _next_segment(self) -> int | None:
         if not self._may_take():
             return None
-        sealing = self._parts.sealing
-        with self._parts.lock:
+        sealing = self._context.sealing
+        with self._context.lock:
             if sealing.pending is not None:
                 # Its number is lower and its file does not exist yet: readers in order of numbers would skip it.
                 return None
@@ -257,5 +257,5 @@ class OpenStoreImport:
 
     def _on_imported(self, info: SegmentInfo) -> None:
         self._cleanup.know(info)
-        self._parts.catalog.add(info)
-        self._parts.subscribers.sealed(SegmentRef.of(info))
+        self._context.catalog.add(info)
+        self._context.subscribers.sealed(SegmentRef.of(info))

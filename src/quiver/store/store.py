@@ -29,7 +29,7 @@ from quiver.store.background import Background
 from quiver.store.catalog import Catalog
 from quiver.store.cold.opening import open_cold_side
 from quiver.store.cold.tier import ColdTier
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.directory_identity import HeldPlace
 from quiver.store.encode import SlotEncoder, write_slots
 from quiver.store.entries import ENTRY_OVERHEAD, REREAD_BYTES_MIN, StoreEntries
@@ -247,7 +247,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             self._leave_log()
 
     def _furnish(self, ledger: DropLedger) -> None:
-        parts = self._parts = Parts(
+        context = self._context = StoreContext(
             path=self.path,
             settings=self.settings,
             fs=self._fs,
@@ -263,16 +263,18 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             cold=self._cold.register,
             place=HeldPlace(self._fs, self.path, self._wal, self._observer),
         )
-        self._subscribers.require_place = parts.place.require
-        self._cold_tier = ColdTier(parts, self._cold.tier.get, on_damage=self._quarantine, is_sending=self._cold.is_set)
-        self._cleanup = Cleanup(parts, ledger, on_reserve=self._on_reserve)
-        self._sealer = Sealer(parts, self._cleanup)
-        self._admission = Admission(parts, self._cleanup, self._capacity, self._sealer)
+        self._subscribers.require_place = context.place.require
+        self._cold_tier = ColdTier(
+            context, self._cold.tier.get, on_damage=self._quarantine, is_sending=self._cold.is_set
+        )
+        self._cleanup = Cleanup(context, ledger, on_reserve=self._on_reserve)
+        self._sealer = Sealer(context, self._cleanup)
+        self._admission = Admission(context, self._cleanup, self._capacity, self._sealer)
         self._group_seal = GroupSeal(
             self._sealing, self.seal, require_healthy=self._wal.require_healthy, clock=self._clock
         )
         self._maintenance_pass = MaintenancePass(
-            parts,
+            context,
             self._cleanup,
             self._sealer,
             self._admission,
@@ -280,8 +282,8 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             require_open=self._require_open,
             sync_log=None if self._has_threads or not self._logging else self._sync_log,
         )
-        self.internals = StoreInternals(parts, self._cleanup, self._admission, require_open=self._require_open)
-        """For other parts of Quiver, not for users."""
+        self.internals = StoreInternals(context, self._cleanup, self._admission, require_open=self._require_open)
+        """For other packages of Quiver, not for users."""
         self._wal.grant(0)
 
     def _leave_log(self) -> None:
@@ -489,7 +491,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         # A maintenance pass in progress finishes first; after that, no thread of this store uses the directory.
         with self._maintenance, contextlib.ExitStack() as last_to_first:
             with contextlib.suppress(StoreFailedError):
-                self._parts.place.require()
+                self._context.place.require()
             is_here = not isinstance(self._wal.failure, DirectoryMovedError)
             last_to_first.callback(self._directory_lock.release)
             last_to_first.callback(self._wal.close)

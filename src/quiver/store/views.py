@@ -9,7 +9,7 @@ from quiver.errors import StoreClosedError, StoreFailedError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import RealFileSystem
 from quiver.store.cold.tier import ColdTier
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.figures import figures
 from quiver.store.format.cores import parse_core_directory
 from quiver.store.format.names import WAL_DIR
@@ -32,7 +32,7 @@ class StoreViews:
 
     path: str
     _fs: FileSystem
-    _parts: Parts
+    _context: StoreContext
     _admission: Admission
     _cleanup: Cleanup
     _cold_tier: ColdTier
@@ -62,18 +62,18 @@ class StoreViews:
         Raises:
             StoreFailedError: a write or sync failed, or a background thread died; reopen to recover.
         """
-        self._parts.wal.require_healthy()
+        self._context.wal.require_healthy()
 
     def problems(self) -> tuple[str, ...]:
         """Return why the store accepts no bundles now, one sentence each; empty if it accepts them. Never waits."""
         if self._closed:
             return (f"{self.path} is closed",)
-        with self._parts.lock:
+        with self._context.lock:
             try:
-                self._parts.wal.require_healthy()
+                self._context.wal.require_healthy()
             except StoreFailedError as error:
                 return (f"the log failed: {error}",)
-            failure = self._parts.sealing.failure
+            failure = self._context.sealing.failure
             full = self._admission.why_refused(_PROBE_BYTES)
         if full is not None and full.cause in {"cap", "segments"} and self._cleanup.has_finished():
             full = None  # deleting finished segments makes space for the next bundle
@@ -105,9 +105,9 @@ class StoreViews:
 
     def is_durable(self, receipt: BundleReceipt) -> bool:
         """Return whether the bundle with *receipt* survives a power loss."""
-        if self._parts.settings.durability == "wal":
-            return self._parts.wal.synced >= receipt.wal_position
-        return self._parts.sealing.sealed_through >= receipt.sequence
+        if self._context.settings.durability == "wal":
+            return self._context.wal.synced >= receipt.wal_position
+        return self._context.sealing.sealed_through >= receipt.sequence
 
     @property
     def companion_directory(self) -> str | None:
@@ -127,7 +127,7 @@ class StoreViews:
     def stats(self) -> dict[str, Any]:
         """Return current figures: bytes, counts, and the lag of each subscriber."""
         return figures(
-            self._parts,
+            self._context,
             self._cold_tier,
             next_sequence=self._sequence,
             disk_bytes=self.disk_bytes,

@@ -249,7 +249,7 @@ def test_room_that_comes_while_waiting_is_used(fs: CrashFileSystem) -> None:
                     condition.acquire()
                 return super().wait(condition, timeout_s)
 
-        object.__setattr__(store._admission._parts, "clock", Acking())
+        object.__setattr__(store._admission._context, "clock", Acking())
         store.ingest(numbered(number), timeout=3.0)
         assert len(waits) == 1
 

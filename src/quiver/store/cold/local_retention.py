@@ -7,10 +7,10 @@ the list on disk, and when the log would not restore its bundles after a crash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from quiver.primitives.disk.disk_full import is_full_disk
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.removal.retention import Retention
 from quiver.store.segment.info import SegmentInfo
 
@@ -22,24 +22,24 @@ class LocalRetention:
     Removes local files of segments in the tier. Called under the maintenance lock.
 
     Args:
-        parts: the store.
+        context: the store.
         retention: has the age of segments.
         out_of_log: returns the segments whose bundles the log would not restore.
     """
 
     def __init__(
-        self, parts: Parts, retention: Retention, out_of_log: Callable[[list[SegmentInfo]], list[SegmentInfo]]
+        self, context: StoreContext, retention: Retention, out_of_log: Callable[[list[SegmentInfo]], list[SegmentInfo]]
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._retention = retention
         self._out_of_log = out_of_log
 
     def keeps(self, seqs: Iterable[int]) -> set[int]:
         """Return the finished segments among *seqs* that the tier still has to keep (`cold.keep_finished`)."""
-        keep_s = self._parts.settings.cold_keep_finished_s
+        keep_s = self._context.settings.cold_keep_finished_s
         if keep_s <= 0:
             return set()
-        old = set(self._retention.older_than(keep_s, now_s=self._parts.clock.monotonic()))
+        old = set(self._retention.older_than(keep_s, now_s=self._context.clock.monotonic()))
         return set(seqs) - old
 
     def shrink(self) -> tuple[int, int]:
@@ -49,15 +49,15 @@ class LocalRetention:
         Raises:
             OSError: the disk reported an error; the next call continues.
         """
-        settings = self._parts.settings
+        settings = self._context.settings
         beyond: set[int] = set()
         if settings.cold_local_bytes is not None:
             left = settings.cold_local_bytes
-            for info in reversed(self._parts.catalog.local_segments()):
+            for info in reversed(self._context.catalog.local_segments()):
                 left -= info.size_bytes
                 if left < 0:
                     beyond.add(info.seq)
-        now_s = self._parts.clock.monotonic()
+        now_s = self._context.clock.monotonic()
         for age_s in (settings.cold_local_age_s, settings.max_age_s):
             if age_s is not None:
                 beyond.update(self._retention.older_than(age_s, now_s=now_s))
@@ -72,7 +72,7 @@ class LocalRetention:
             OSError: the disk reported an error.
         """
         chosen = []
-        for info in self._verified(info.seq for info in self._parts.catalog.local_segments()):
+        for info in self._verified(info.seq for info in self._context.catalog.local_segments()):
             if bytes_wanted is not None:
                 if bytes_wanted <= 0:
                     break
@@ -81,31 +81,36 @@ class LocalRetention:
         return self.release(chosen)
 
     def _verified(self, seqs: Iterable[int]) -> Sequence[SegmentInfo]:
-        parts = self._parts
-        wanted = [seq for seq in sorted(seqs) if parts.cold.is_verified(seq) and parts.catalog.is_local(seq)]
-        found = (parts.catalog.get(seq) for seq in wanted)
-        return self._out_of_log([info for info in found if info is not None]) if wanted else []
+        cold, catalog = self._context.cold, self._context.catalog
+        found = []
+        for seq in sorted(seqs):
+            info = catalog.get(seq) if cold.is_verified(seq) and catalog.is_local(seq) else None
+            if info is not None:
+                found.append(info)
+        return self._out_of_log(found) if found else []
 
-    def release(self, seqs: Iterable[int]) -> tuple[int, int]:
+    def release(self, seqs: Collection[int]) -> tuple[int, int]:
         """
         Remove the files of the segments among *seqs* that the tier has; return their number and bytes.
 
         Raises:
             OSError: the disk reported an error; the next call continues.
         """
-        parts = self._parts
+        if not seqs:
+            return 0, 0
+        context = self._context
         removed = [info.seq for info in self._verified(seqs)]
         if not removed:
             return 0, 0
         try:
             # Other programs derive the next number from the highest name.
-            parts.catalog.keep_floor(max(removed) + 1)
+            context.catalog.keep_floor(max(removed) + 1)
         except OSError as error:
             if not is_full_disk(error):
                 raise
             removed.remove(max(removed))  # keep the highest file until there is space to write the number
-        freed = parts.catalog.let_go(removed)
-        with parts.lock:
-            parts.room.notify_all()
-        parts.observer.count("quiver.cold.let_go_total", len(removed))
+        freed = context.catalog.let_go(removed)
+        with context.lock:
+            context.room.notify_all()
+        context.observer.count("quiver.cold.let_go_total", len(removed))
         return len(removed), freed

@@ -31,7 +31,7 @@ from quiver.primitives.worker import Worker, WorkerDiedError
 from quiver.store.cold.files import require_place
 from quiver.store.cold.location import location_from_list, object_key, quarantine_key
 from quiver.store.cold.register import cold_segment
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.format.cold_list import ColdSegment
 from quiver.store.segment.info import SegmentInfo
 
@@ -47,7 +47,7 @@ class ColdTier:
     Uploads sealed segments and removes the objects of deleted ones.
 
     Args:
-        parts: the store.
+        context: the store.
         open_tier: opens the object store; called again after it failed.
         on_damage: called with a local file that is damaged.
         is_sending: whether segments are uploaded; otherwise only existing objects are maintained.
@@ -55,14 +55,14 @@ class ColdTier:
 
     def __init__(
         self,
-        parts: Parts,
+        context: StoreContext,
         open_tier: Callable[[], ObjectTier],
         *,
         on_damage: Callable[[SegmentInfo, CorruptionError], None],
         is_sending: bool,
     ) -> None:
-        self._parts = parts
-        self._register = parts.cold
+        self._context = context
+        self._register = context.cold
         self._open_tier = open_tier
         self._on_damage = on_damage
         self._is_sending = is_sending
@@ -70,8 +70,8 @@ class ColdTier:
         self._stopping = threading.Event()
         # A daemon: a program that does not close the store must still be able to exit; unsent segments are on the disk.
         self._worker = Worker(
-            f"quiver-cold {parts.path}", self._turn, every=None, on_death=self._fail, clock=parts.clock,
-            observer=parts.observer,
+            f"quiver-cold {context.path}", self._turn, every=None, on_death=self._fail, clock=context.clock,
+            observer=context.observer,
         )  # fmt: skip
         self._delays = _BACKOFF.delays(Random())  # noqa: S311 - spreads waits, guards nothing
         self._not_before_s: float | None = None
@@ -91,7 +91,7 @@ class ColdTier:
         return {
             "segments": len(verified),
             "segment_bytes": sum(entry.size_bytes for entry in verified),
-            "only_there": len(self._parts.catalog) - self._parts.catalog.local_count,
+            "only_there": len(self._context.catalog) - self._context.catalog.local_count,
             "waiting": len(waiting),
             "waiting_sequence": min(sequences, default=None),
             "leaving": len(self._leaving()),
@@ -100,17 +100,17 @@ class ColdTier:
 
     def waiting(self) -> list[SegmentInfo]:
         """Return the segments to upload, ascending: sealed, not verified, and not finished by all subscribers."""
-        parts = self._parts
+        context = self._context
         if not self._is_sending:
             return []
-        found = [info for info in parts.catalog.local_segments() if not self._register.is_verified(info.seq)]
-        if not found or parts.settings.cold_keep_finished_s > 0:
+        found = [info for info in context.catalog.local_segments() if not self._register.is_verified(info.seq)]
+        if not found or context.settings.cold_keep_finished_s > 0:
             return found
-        finished = set(parts.subscribers.complete_segments())
+        finished = set(context.subscribers.complete_segments())
         return [info for info in found if info.seq not in finished]
 
     def _leaving(self) -> list[ColdSegment]:
-        catalog = self._parts.catalog
+        catalog = self._context.catalog
         return [entry for entry in self._register.unverified() if entry.state == "damaged" or entry.seq not in catalog]
 
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +120,7 @@ class ColdTier:
         Run one pass; return how many segments were uploaded and verified. Failures are reported and retried after a
         delay.
         """
-        clock, observer = self._parts.clock, self._parts.observer
+        clock, observer = self._context.clock, self._context.observer
         if self._not_before_s is not None and clock.monotonic() < self._not_before_s:
             return 0
         sent = 0
@@ -160,7 +160,7 @@ class ColdTier:
 
     def _send(self, tier: ObjectTier, info: SegmentInfo) -> int:
         try:
-            source = self._parts.fs.open_read(info.path)
+            source = self._context.fs.open_read(info.path)
         except FileNotFoundError:
             return 0  # it was finished meanwhile, or lost, which readers report
         with contextlib.closing(source):
@@ -175,12 +175,12 @@ class ColdTier:
                     return 0
                 if not self._is_there(tier, key, entry):
                     raise ObjectsUnavailableError("verify", key, "the object differs from the data that was sent")
-        with self._parts.maintenance:
-            if self._stopping.is_set() or info.seq not in self._parts.catalog:
+        with self._context.maintenance:
+            if self._stopping.is_set() or info.seq not in self._context.catalog:
                 return 0  # it was finished meanwhile: the next pass removes the object
             self._register.put(dataclasses.replace(entry, state="verified"))
-        self._parts.observer.count("quiver.cold.sent_total")
-        self._parts.observer.count("quiver.cold.sent_bytes_total", entry.size_bytes)
+        self._context.observer.count("quiver.cold.sent_total")
+        self._context.observer.count("quiver.cold.sent_bytes_total", entry.size_bytes)
         return 1
 
     @property
@@ -191,9 +191,9 @@ class ColdTier:
         """Step 1: note, durably, that there may be an object. Returns the old and the new entry."""
         checksum = int.from_bytes(source.pread(_CRC_BYTES, max(0, info.size_bytes - _CRC_BYTES)), "little")
         entry = cold_segment(info, checksum, "sent")
-        with self._parts.maintenance:
+        with self._context.maintenance:
             before = self._register.get(info.seq)
-            if self._stopping.is_set() or info.seq not in self._parts.catalog:
+            if self._stopping.is_set() or info.seq not in self._context.catalog:
                 return before, None
             if before is not None and before != entry:
                 # The entry has other contents for this number: remove its object first, or it would be forgotten.
@@ -226,7 +226,7 @@ class ColdTier:
 
     def _remove(self, tier: ObjectTier) -> None:
         """Remove the objects that are no longer needed; keep a copy of damaged ones."""
-        with self._parts.maintenance:
+        with self._context.maintenance:
             self._register.keep()  # the list must not have it as verified when the object is removed
         leaving = self._leaving()
         for entry in leaving:
@@ -236,9 +236,9 @@ class ColdTier:
                     tier.copy(key, quarantine_key(self._folder, entry))
         if leaving:
             tier.delete([object_key(self._folder, entry) for entry in leaving])
-            with self._parts.maintenance:
+            with self._context.maintenance:
                 self._register.drop(entry.seq for entry in leaving)
-            self._parts.observer.count("quiver.cold.removed_total", len(leaving))
+            self._context.observer.count("quiver.cold.removed_total", len(leaving))
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────
 
@@ -267,9 +267,9 @@ class ColdTier:
     def _fail(self, died: WorkerDiedError) -> None:
         """Make the store refuse calls: it would fill up with segments that are never uploaded."""
         self.failure = str(died)
-        self._parts.wal.poison(died)
-        with self._parts.lock:
-            self._parts.room.notify_all()
+        self._context.wal.poison(died)
+        with self._context.lock:
+            self._context.room.notify_all()
 
 
 def _upload(tier: ObjectTier, key: str, source: File, entry: ColdSegment) -> tuple[int, str] | None:

@@ -128,11 +128,11 @@ def progress_name(subscriber: str) -> str:
 
 def parse_progress_name(name: str) -> str | None:
     """Return the subscriber id in *name*, or None: temporary and lock files are not progress files."""
+    if not name.startswith(_PROGRESS_PREFIX):
+        return None
     subscriber = name.removeprefix(_PROGRESS_PREFIX)
     # An id has no dot, so a name that ends in ".tmp" or ".lock" never matches.
-    if subscriber == name or not _is_subscriber_id(subscriber):
-        return None
-    return subscriber
+    return subscriber if _is_subscriber_id(subscriber) else None
 
 
 def progress_backup_name(subscriber: str) -> str:

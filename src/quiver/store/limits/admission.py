@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from quiver.errors import BundleTooLargeError, CapacityError, StoreClosedError
 from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.limits.capacity import BUDGET_CAP, Capacity, DiskRoom
 from quiver.store.limits.disk_reports import RoomNotes
 from quiver.store.removal.cleanup import Cleanup
@@ -52,22 +52,22 @@ class Admission:
     Called by ingest, under the store's lock, before each bundle that does not certainly fit.
 
     Args:
-        parts: the store.
+        context: the store.
         cleanup: deletes segments.
         capacity: the size cap.
         sealer: writes segments.
     """
 
-    def __init__(self, parts: Parts, cleanup: Cleanup, capacity: Capacity, sealer: Sealer) -> None:
-        self._parts = parts
+    def __init__(self, context: StoreContext, cleanup: Cleanup, capacity: Capacity, sealer: Sealer) -> None:
+        self._context = context
         self._cleanup = cleanup
         self._capacity = capacity
         self._sealer = sealer
-        self._logging = parts.settings.durability == "wal"
-        segment_bytes_max = parts.settings.segment_bytes_max
-        self._disk = DiskRoom(parts.fs, parts.path, segment_bytes_max=segment_bytes_max, logged=self._logging)
-        self._drops = parts.settings.size_cap_policy == "drop_oldest"
-        self._notes = RoomNotes(parts.fs, parts.path)
+        self._logging = context.settings.durability == "wal"
+        segment_bytes_max = context.settings.segment_bytes_max
+        self._disk = DiskRoom(context.fs, context.path, segment_bytes_max=segment_bytes_max, logged=self._logging)
+        self._drops = context.settings.size_cap_policy == "drop_oldest"
+        self._notes = RoomNotes(context.fs, context.path)
         self.wake: Callable[[], None] | None = None
         """Requests a pass of the background thread; None if there is none, and then the caller does the work."""
         self.is_closed = False
@@ -77,8 +77,8 @@ class Admission:
     @property
     def disk_bytes(self) -> int:
         """Bytes on disk: log, segments, and all other files of the store."""
-        parts = self._parts
-        return parts.catalog.bytes + parts.wal.disk_bytes + self._cleanup.side.nbytes
+        context = self._context
+        return context.catalog.bytes + context.wal.disk_bytes + self._cleanup.side.nbytes
 
     @property
     def staged_bytes(self) -> int:
@@ -88,14 +88,14 @@ class Admission:
     @property
     def used_bytes(self) -> int:
         """Bytes that count for the cap: those on disk, and those in memory that will become a segment."""
-        return self.disk_bytes + self._parts.sealing.nbytes
+        return self.disk_bytes + self._context.sealing.nbytes
 
     def spare_bytes(self, nbytes: int = 0) -> int | None:
         """
         Return the bytes left below the cap and on the disk for *nbytes* more, after deducting the bytes in memory that
         will become a segment; None if neither is known.
         """
-        cap, disk = self._below_cap(), self._disk.spare_bytes(self._parts.sealing.file_bytes, nbytes)
+        cap, disk = self._below_cap(), self._disk.spare_bytes(self._context.sealing.file_bytes, nbytes)
         return min((spare for spare in (cap, disk) if spare is not None), default=None)
 
     def _below_cap(self) -> int | None:
@@ -104,16 +104,16 @@ class Admission:
 
     def why_full(self, nbytes: int) -> Full | None:
         """Return the limit that a bundle of *nbytes* would exceed, or None. Called under the lock."""
-        parts = self._parts
-        if parts.sealing.full:
+        context = self._context
+        if context.sealing.full:
             return Full("the open segment: the one before it is still being written", "sealing")
         if self._cleanup.reserve.is_lacking:
-            return Full(f"{DISK}{parts.path} is full", "disk")
+            return Full(f"{DISK}{context.path} is full", "disk")
         if self._logging:
-            log = parts.wal.room_for(nbytes)
+            log = context.wal.room_for(nbytes)
             if log is not None:
                 return Full(log, "log")
-        segments_max = parts.settings.segments_max
+        segments_max = context.settings.segments_max
         if segments_max is not None and self._segments_ahead() > segments_max:
             return Full(f"retention.max_segments ({segments_max})", "segments")
         wanted = self._wanted(nbytes)
@@ -130,29 +130,29 @@ class Admission:
         makes space by dropping.
         """
         full = self.why_full(nbytes)
-        if full is None or (full.cause in {"sealing", "log"} and self._parts.sealing.failure is None):
+        if full is None or (full.cause in {"sealing", "log"} and self._context.sealing.failure is None):
             return None
         return None if self._drops and full.cause in {"cap", "segments"} else full
 
     def _segments_ahead(self) -> int:
         # The open segment will become a file, too.
-        return self._parts.catalog.local_count + (self._parts.sealing.pending is not None) + 1
+        return self._context.catalog.local_count + (self._context.sealing.pending is not None) + 1
 
     def _wanted(self, nbytes: int) -> int:
         # It is in the log now and in a segment later; for a moment in both.
-        return nbytes + (self._parts.wal.growth(nbytes) if self._logging else 0)
+        return nbytes + (self._context.wal.growth(nbytes) if self._logging else 0)
 
     def _describe_cap(self, wanted: int) -> str:
-        parts = self._parts
+        context = self._context
         spare = self._below_cap()
         if spare is None or wanted <= spare:
-            kept = f"{self._disk.free_bytes} bytes are free, {parts.sealing.file_bytes} wait to be sealed"
-            return f"{DISK}{parts.path} is full ({kept})"
+            kept = f"{self._disk.free_bytes} bytes are free, {context.sealing.file_bytes} wait to be sealed"
+            return f"{DISK}{context.path} is full ({kept})"
         side = self._cleanup.side
         uses = [
-            f"{parts.catalog.bytes} in segments",
-            f"{parts.wal.disk_bytes} in the log",
-            f"{parts.sealing.nbytes} to be sealed",
+            f"{context.catalog.bytes} in segments",
+            f"{context.wal.disk_bytes} in the log",
+            f"{context.sealing.nbytes} to be sealed",
             f"{side.nbytes} beside them",
         ]
         if side.incoming_bytes:
@@ -173,8 +173,8 @@ class Admission:
         cap must be imported some time, too.
         """
         for is_last in (False, True):
-            with self._parts.lock:
-                segments_max = self._parts.settings.segments_max
+            with self._context.lock:
+                segments_max = self._context.settings.segments_max
                 is_many = segments_max is not None and self._segments_ahead() > segments_max
                 below = self._below_cap()
                 if below is not None:
@@ -195,7 +195,7 @@ class Admission:
             with contextlib.suppress(OSError):
                 self._notes.publish(None)
             return
-        with self._parts.lock:
+        with self._context.lock:
             below = self._below_cap() or 0
             allowed = max(0, below + self.disk_bytes)
         with contextlib.suppress(OSError):
@@ -217,7 +217,7 @@ class Admission:
             StoreFailedError: the disk failed.
             StoreClosedError: the store was closed.
         """
-        parts = self._parts
+        context = self._context
         self._refuse_what_never_fits(nbytes)
         is_counted = False
         tried: set[str] = set()
@@ -238,11 +238,11 @@ class Admission:
                 continue
             if not pause and not is_counted:
                 is_counted = True
-                parts.observer.count("quiver.ingest.throttle_total")
-            left = deadline - parts.clock.monotonic()
+                context.observer.count("quiver.ingest.throttle_total")
+            left = deadline - context.clock.monotonic()
             if not pause and left <= 0:
                 self._refuse(full.what)
-            parts.clock.wait(parts.room, PAUSE_S if pause else min(left, PAUSE_S))
+            context.clock.wait(context.room, PAUSE_S if pause else min(left, PAUSE_S))
 
     def _grant(self, nbytes: int) -> None:
         """
@@ -251,7 +251,9 @@ class Admission:
         """
         spare = self.spare_bytes()
         if spare is not None and self._logging:
-            self._parts.wal.grant(nbytes + min(max(0, spare), self._parts.settings.segment_bytes_max) // GRANT_SHARE)
+            self._context.wal.grant(
+                nbytes + min(max(0, spare), self._context.settings.segment_bytes_max) // GRANT_SHARE
+            )
 
     def wait_for_disk(self, refused: CapacityError, nbytes: int, deadline: float) -> None:
         """
@@ -262,24 +264,24 @@ class Admission:
             StoreFailedError: the disk failed.
             StoreClosedError: the store was closed.
         """
-        parts = self._parts
+        context = self._context
         full = Full(refused.what, "descriptors" if is_out_of_descriptors(refused.__cause__) else "disk")
         if not self._without_lock(full, nbytes):
-            left = deadline - parts.clock.monotonic()
+            left = deadline - context.clock.monotonic()
             if left <= 0:
-                parts.observer.count("quiver.ingest.throttle_total")
+                context.observer.count("quiver.ingest.throttle_total")
                 self._refuse(full.what)
-            parts.clock.wait(parts.room, min(left, PAUSE_S))
+            context.clock.wait(context.room, min(left, PAUSE_S))
         self._require_open()
 
     def _require_open(self) -> None:
         if self.is_closed:
-            raise StoreClosedError(f"{self._parts.path} is closed")
+            raise StoreClosedError(f"{self._context.path} is closed")
         # A failed seal frees no space, so waiting for it would never end.
-        self._parts.wal.require_healthy()
+        self._context.wal.require_healthy()
 
     def _refuse_what_never_fits(self, nbytes: int) -> None:
-        settings = self._parts.settings
+        settings = self._context.settings
         if self._logging and nbytes + ENTRY_MARGIN_BYTES > settings.wal_bytes_max:
             raise BundleTooLargeError(
                 f"the bundle is too large: it takes {nbytes} bytes in the log; wal.max_size is less"
@@ -292,28 +294,28 @@ class Admission:
             raise BundleTooLargeError(f"the bundle is too large: {takes}")
 
     def _is_being_written(self) -> bool:
-        return self._parts.sealing.pending is not None and self._parts.sealing.failure is None
+        return self._context.sealing.pending is not None and self._context.sealing.failure is None
 
     def _without_lock(self, full: Full, nbytes: int) -> bool:
         """Free space with the store's lock released; return True if anything changed."""
         if self.wake is not None and self._is_being_written():
             self.wake()
             return False
-        self._parts.lock.release()
+        self._context.lock.release()
         try:
-            with self._parts.maintenance:
+            with self._context.maintenance:
                 if self.is_closed:
                     return True
                 return self._make_room(full, nbytes)
         finally:
-            self._parts.lock.acquire()
+            self._context.lock.acquire()
 
     def _make_room(self, full: Full, nbytes: int) -> bool:
         if self._sealer.seal_pending():
             return True
         with contextlib.suppress(OSError):  # maintenance tries again and reports it; here it is only one more refusal
             self._cleanup.write_progress()
-        failure = self._parts.sealing.failure
+        failure = self._context.sealing.failure
         if full.cause == "descriptors" or (full.cause != "cap" and is_out_of_descriptors(failure)):
             return False  # dropping data frees no descriptor
         if full.cause in {"sealing", "log"} and failure is None:
@@ -330,7 +332,7 @@ class Admission:
         spare = self.spare_bytes(wanted)
         if full.cause == "cap" and spare is not None:
             return wanted - spare
-        pending = self._parts.sealing.pending
+        pending = self._context.sealing.pending
         return max(1 if full.cause == "segments" else nbytes, 0 if pending is None else pending.sealed.file_bytes)
 
     def _remove(self, bytes_wanted: int, cause: str) -> bool:
@@ -354,41 +356,41 @@ class Admission:
         Return whether sealing early frees much of the log, or gives subscribers something to finish. Without this
         check, a store at the cap would turn every few bundles into a segment.
         """
-        parts = self._parts
-        held = max(parts.sealing.open.nbytes, parts.wal.disk_bytes)
-        return not parts.catalog.local_count or held >= parts.settings.segment_bytes_max // 2
+        context = self._context
+        held = max(context.sealing.open.nbytes, context.wal.disk_bytes)
+        return not context.catalog.local_count or held >= context.settings.segment_bytes_max // 2
 
     def _seal_early(self) -> bool:
         """Seal the open segment, so that log and memory can release it; return True if that changed anything."""
-        parts = self._parts
-        with parts.lock:
-            before = parts.wal.disk_bytes
-            swapped = parts.sealing.swap()
+        context = self._context
+        with context.lock:
+            before = context.wal.disk_bytes
+            swapped = context.sealing.swap()
         sealed = self._sealer.seal_pending() if swapped else 0
         self._sealer.forget_log(0)
         self._retire_log()
-        return sealed > 0 or parts.wal.disk_bytes < before
+        return sealed > 0 or context.wal.disk_bytes < before
 
     def _drop_unwritten(self, full: Full) -> bool:
         """With `drop_oldest`, a full disk and no segment left to drop: drop bundles that could not be written."""
-        parts = self._parts
-        is_disk_full = full.cause == "disk" or is_full_disk(parts.sealing.failure)
-        if not (self._drops and is_disk_full) or parts.catalog.local_count:
+        context = self._context
+        is_disk_full = full.cause == "disk" or is_full_disk(context.sealing.failure)
+        if not (self._drops and is_disk_full) or context.catalog.local_count:
             return False
-        with parts.lock:
-            parts.sealing.swap()
-            pending = parts.sealing.pending
+        with context.lock:
+            context.sealing.swap()
+            pending = context.sealing.pending
         if pending is None:
             return False
         dropped = False
         with contextlib.suppress(OSError):
             dropped = self._cleanup.drop_pending(pending)
         if dropped:
-            with parts.lock:
-                parts.sealing.done()
-                if parts.sealing.full:
-                    parts.sealing.swap()
-                parts.room.notify_all()
+            with context.lock:
+                context.sealing.done()
+                if context.sealing.full:
+                    context.sealing.swap()
+                context.room.notify_all()
             self._sealer.forget_log(pending.sealed.wal_position_end or 0)
             self._retire_log()
             self._cleanup.reserve.keep(now=True)
@@ -396,27 +398,27 @@ class Admission:
 
     def _retire_log(self) -> None:
         """Retire the active log file, too, if nothing in it is needed any more."""
-        parts = self._parts
-        with parts.lock:
-            if not (parts.sealing.pending is None and parts.sealing.open.is_empty):
+        context = self._context
+        with context.lock:
+            if not (context.sealing.pending is None and context.sealing.open.is_empty):
                 return
             try:
-                parts.wal.retire_covered()
+                context.wal.retire_covered()
             except CapacityError:  # the next file needs a little space first
                 if self._cleanup.reserve.spend():
                     with contextlib.suppress(CapacityError):
-                        parts.wal.retire_covered()
+                        context.wal.retire_covered()
         self._sealer.forget_log(0)
 
     def _refuse(self, what: str) -> None:
-        parts = self._parts
-        failure = parts.sealing.failure
+        context = self._context
+        failure = context.sealing.failure
         if failure is not None:
             who = "the system" if is_out_of_descriptors(failure) else "the disk"
             what = f"{what}; {who} refuses the next segment: {failure.strerror}"
         elif self._cleanup.reserve.is_lacking and not what.startswith(DISK):
-            what = f"{what}; {DISK}{parts.path} is full"
-        holder = parts.subscribers.slowest()
-        if holder is None and not parts.subscribers.statuses():
+            what = f"{what}; {DISK}{context.path} is full"
+        holder = context.subscribers.slowest()
+        if holder is None and not context.subscribers.statuses():
             what = f"{what}; no subscriber is registered, so nothing is ever finished"
         raise CapacityError(what, held_by=holder)

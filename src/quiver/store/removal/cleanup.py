@@ -24,7 +24,7 @@ from quiver.invariant import invariant
 from quiver.primitives.disk.disk_full import is_full_disk
 from quiver.store import recovery
 from quiver.store.cold.local_retention import LocalRetention
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.drop_ledger import DroppedSegment, DropReason
 from quiver.store.limits.side_files import Reserve, SideFiles
@@ -54,14 +54,14 @@ class Cleanup:
     Deletes segments. Every method holds the maintenance lock while it runs.
 
     Args:
-        parts: the store.
+        context: the store.
         ledger: the drop ledger as recovery found it.
         on_reserve: called with True when the disk has no space for the reserve, and with False when it has again.
     """
 
-    def __init__(self, parts: Parts, ledger: DropLedger, *, on_reserve: Callable[[bool], None]) -> None:
-        settings = parts.settings
-        self._parts = parts
+    def __init__(self, context: StoreContext, ledger: DropLedger, *, on_reserve: Callable[[bool], None]) -> None:
+        settings = context.settings
+        self._context = context
         self._ledger = ledger
         self._apply_again = False
         self.retention = Retention(
@@ -69,14 +69,14 @@ class Cleanup:
             headroom_bytes=settings.steady_state_headroom_bytes,
             age_s_max=settings.max_age_s,
         )
-        self.window = LocalRetention(parts, self.retention, self._out_of_log)
-        self.side = SideFiles(parts.fs, parts.path, parts.clock)
+        self.window = LocalRetention(context, self.retention, self._out_of_log)
+        self.side = SideFiles(context.fs, context.path, context.clock)
         self.reserve = Reserve(
-            parts.fs,
-            parts.path,
+            context.fs,
+            context.path,
             self._reserve_bytes,
-            clock=parts.clock,
-            observer=parts.observer,
+            clock=context.clock,
+            observer=context.observer,
             on_change=on_reserve,
         )
 
@@ -86,22 +86,22 @@ class Cleanup:
 
         A progress file is replaced as a unit, and may grow before the next replacement.
         """
-        share = min(RESERVE_BYTES_MAX, max(1, self._parts.settings.segment_bytes_max // RESERVE_SHARE))
+        share = min(RESERVE_BYTES_MAX, max(1, self._context.settings.segment_bytes_max // RESERVE_SHARE))
         largest = self.side.progress_bytes_max
         # A power of two, so that the reserve does not grow with every acknowledgement.
         return max(share, 1 << (largest * 3 // 2).bit_length() if largest else 0)
 
     def know(self, info: SegmentInfo, born_s: float | None = None) -> None:
         """Record the age of a segment: *born_s* in monotonic seconds, or by the wall clock for one found at open."""
-        parts = self._parts
-        if parts.settings.max_age_s is None and not parts.cold.location:
+        context = self._context
+        if context.settings.max_age_s is None and not context.cold.location:
             return
         if born_s is None:
-            clock = parts.clock
+            clock = context.clock
             newest_ns = info.ingested_max_ns
             if newest_ns is None:  # another engine's segment has only the file's time; without a file it is new
-                there = parts.fs.exists(info.path)
-                newest_ns = parts.fs.stat(info.path).modified_ns if there else clock.now_ns()
+                there = context.fs.exists(info.path)
+                newest_ns = context.fs.stat(info.path).modified_ns if there else clock.now_ns()
             born_s = clock.monotonic() - max(0, clock.now_ns() - newest_ns) / 1e9
         self.retention.born(info.seq, born_s)
 
@@ -114,7 +114,7 @@ class Cleanup:
         Raises:
             OSError: there is still no space, or the disk failed.
         """
-        subscribers = self._parts.subscribers
+        subscribers = self._context.subscribers
         if self._apply_again:
             # Before progress moves past the deleted numbers: afterwards the losses could not be attributed.
             self._apply_again = False
@@ -141,9 +141,9 @@ class Cleanup:
         Raises:
             OSError: the disk refused; segments that were not removed stay in the catalog.
         """
-        with self._parts.maintenance:
+        with self._context.maintenance:
             finished = {info.seq: info.size_bytes for info in self._finished()}
-            seqs = self.retention.deletable(finished, now_s=self._parts.clock.monotonic())
+            seqs = self.retention.deletable(finished, now_s=self._context.clock.monotonic())
             kept = self.window.keeps(seqs)
             self.window.release(kept)
             return self._delete(self._known(seq for seq in seqs if seq not in kept), "finished")
@@ -157,7 +157,7 @@ class Cleanup:
         Raises:
             OSError: the disk refused; segments that were not removed stay in the catalog.
         """
-        with self._parts.maintenance:
+        with self._context.maintenance:
             copies = Freed(*self.window.make_room(bytes_wanted))
             left = None if bytes_wanted is None else bytes_wanted - copies.size_bytes
             gone = self._delete(_oldest(self._on_disk(self._finished()), left), "size")
@@ -165,59 +165,61 @@ class Cleanup:
 
     def has_finished(self) -> bool:
         """Return whether there are segments on disk that all subscribers have resolved, as far as is known here."""
-        return bool(self._on_disk(self._known(self._parts.subscribers.complete_segments())))
+        return bool(self._on_disk(self._known(self._context.subscribers.complete_segments())))
 
     def _on_disk(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
-        return [info for info in infos if self._parts.catalog.is_local(info.seq)]
+        return [info for info in infos if self._context.catalog.is_local(info.seq)]
 
     def _finished(self) -> list[SegmentInfo]:
-        parts = self._parts
-        if not len(parts.catalog):
+        context = self._context
+        if not len(context.catalog):
             return []
-        parts.subscribers.refresh()
-        return self._out_of_log(self._known(parts.subscribers.complete_segments()))
+        context.subscribers.refresh()
+        return self._out_of_log(self._known(context.subscribers.complete_segments()))
 
     def _out_of_log(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
         """Return those of *infos* that the log would not restore: its cursor has passed them, durably."""
-        parts = self._parts
-        if any((info.wal_position_end or 0) > parts.wal.cursor for info in infos):
+        context = self._context
+        if not infos:
+            return []
+        if max(info.wal_position_end or 0 for info in infos) > context.wal.cursor:
             with contextlib.suppress(OSError):  # later, then
-                parts.wal.advance_cursor()
-        return [info for info in infos if (info.wal_position_end or 0) <= parts.wal.cursor]
+                context.wal.advance_cursor()
+        return [info for info in infos if (info.wal_position_end or 0) <= context.wal.cursor]
 
     def _known(self, seqs: Iterable[int]) -> list[SegmentInfo]:
-        found = (self._parts.catalog.get(seq) for seq in seqs)
-        return [info for info in found if info is not None]
+        get = self._context.catalog.get
+        return [info for seq in seqs if (info := get(seq)) is not None]
 
     def _delete(self, infos: Sequence[SegmentInfo], reason: str) -> Freed:
-        parts = self._parts
+        context = self._context
         if not infos:
             return NOTHING
         seqs = [info.seq for info in infos]
         invariant(
-            all((info.wal_position_end or 0) <= parts.wal.cursor for info in infos),
+            all((info.wal_position_end or 0) <= context.wal.cursor for info in infos),
             f"segments {seqs} must not be deleted before the log's cursor has passed them",
         )
         try:
-            parts.catalog.keep_floor(max(seqs) + 1)
+            context.catalog.keep_floor(max(seqs) + 1)
         except OSError as error:
             if not is_full_disk(error):
                 raise
             if len(seqs) == 1 and self.reserve.spend():
-                parts.catalog.keep_floor(max(seqs) + 1)
+                context.catalog.keep_floor(max(seqs) + 1)
             elif len(seqs) == 1:
                 raise
             else:
                 seqs.remove(max(seqs))  # the file with the highest number reserves it until the floor can be written
-        freed = Freed(len(seqs), parts.catalog.delete(seqs))
-        parts.subscribers.removed(seqs)
+        freed = Freed(len(seqs), context.catalog.delete(seqs))
+        context.subscribers.removed(seqs)
         self.retention.forget(seqs)
         # After a crash before the cold list is written, the segment exists again, still finished, and is deleted again.
-        parts.cold.mark_unverified(seqs)
-        parts.sealing.try_now()
-        with parts.lock:
-            parts.room.notify_all()
-        parts.observer.count("quiver.gc.evictions_total", len(seqs), reason=reason)
+        context.cold.mark_unverified(seqs)
+        context.sealing.try_now()
+        with context.lock:
+            context.room.notify_all()
+        context.observer.count("quiver.gc.evictions_total", len(seqs), reason=reason)
         return freed
 
     # ── dropped ──────────────────────────────────────────────────────────────────────────────────────
@@ -229,13 +231,13 @@ class Cleanup:
         Raises:
             OSError: the disk refused; the next call continues.
         """
-        parts = self._parts
-        with parts.maintenance:
-            now_s = parts.clock.monotonic()
+        context = self._context
+        with context.maintenance:
+            now_s = context.clock.monotonic()
             # Segments that the tier has expire there; `LocalRetention.shrink` removes their local files.
-            due = {seq for seq in self.retention.expired(now_s=now_s) if not parts.cold.is_verified(seq)}
-            if parts.settings.cold_max_age_s is not None:
-                due.update(self.retention.older_than(parts.settings.cold_max_age_s, now_s=now_s))
+            due = {seq for seq in self.retention.expired(now_s=now_s) if not context.cold.is_verified(seq)}
+            if context.settings.cold_max_age_s is not None:
+                due.update(self.retention.older_than(context.settings.cold_max_age_s, now_s=now_s))
             if not due:
                 return NOTHING
             finished = [info for info in self._finished() if info.seq in due]
@@ -251,11 +253,11 @@ class Cleanup:
         Raises:
             OSError: the disk refused; the next call continues.
         """
-        parts = self._parts
-        with parts.maintenance:
-            freed = self._drop(_oldest(self._on_disk(parts.catalog.segments()), bytes_wanted), "size")
+        context = self._context
+        with context.maintenance:
+            freed = self._drop(_oldest(self._on_disk(context.catalog.segments()), bytes_wanted), "size")
             if freed.segments:
-                parts.observer.count("quiver.retention.size_emergency_total")
+                context.observer.count("quiver.retention.size_emergency_total")
             return freed
 
     def drop_pending(self, pending: Pending) -> bool:
@@ -264,23 +266,23 @@ class Cleanup:
 
         Its number is not used again. On return the log would not restore it; the caller releases its memory.
         """
-        parts = self._parts
-        with parts.maintenance:
+        context = self._context
+        with context.maintenance:
             sealed = pending.sealed
             position = sealed.wal_position_end or 0
-            now_ns = max(0, parts.clock.now_ns())
+            now_ns = max(0, context.clock.now_ns())
             entry = DroppedSegment(pending.seq, sealed.bundle_count, 0, "size", now_ns, position)
             if not self._record([entry]):
                 return False
             # Crash before: the log restores the segment, and the entry is removed. Crash after: the drop takes effect.
             # If this fails the entry stays, because it is unknown which cursor a crash would leave. If the segment is
             # written after all, `continue_drops` removes the entry.
-            self._on_full_disk(lambda: parts.wal.advance_cursor(position, or_never=True))
+            self._on_full_disk(lambda: context.wal.advance_cursor(position, or_never=True))
             self._count_dropped([entry])
-            parts.observer.count("quiver.retention.size_emergency_total")
+            context.observer.count("quiver.retention.size_emergency_total")
             with contextlib.suppress(OSError):  # the ledger keeps the number until every progress file has it
                 self._apply_drops([entry])
-                parts.catalog.keep_floor(pending.seq + 1)
+                context.catalog.keep_floor(pending.seq + 1)
             return True
 
     def _on_full_disk(self, write: Callable[[], None]) -> None:
@@ -293,18 +295,18 @@ class Cleanup:
 
     def take_back(self) -> None:
         """At open: remove drops that never took effect because the log still has the bundles."""
-        parts = self._parts
-        undone = [entry.seq for entry in self._ledger.entries if entry.wal_position_end > parts.wal.cursor]
+        context = self._context
+        undone = [entry.seq for entry in self._ledger.entries if entry.wal_position_end > context.wal.cursor]
         if undone:
             with contextlib.suppress(OSError):
                 # A process that has read the ledger considers the number dropped: no other segment may get it.
-                parts.catalog.keep_floor(max(undone) + 1)
+                context.catalog.keep_floor(max(undone) + 1)
             with contextlib.suppress(OSError):
                 self._ledger.remove(undone)
 
     def _drop(self, infos: list[SegmentInfo], reason: DropReason) -> Freed:
         """Take steps 1 to 5 of a drop; see `drops`."""
-        now_ns = max(0, self._parts.clock.now_ns())
+        now_ns = max(0, self._context.clock.now_ns())
         entries = [
             DroppedSegment(info.seq, info.bundle_count, info.size_bytes, reason, now_ns)
             for info in self._out_of_log(infos)
@@ -334,18 +336,18 @@ class Cleanup:
             with contextlib.suppress(OSError):
                 self.continue_drops()
             if not self._ledger.has_room(len(fresh)):
-                self._parts.observer.event("quiver.drops", level=logging.ERROR, problem="the drop ledger is full")
+                self._context.observer.event("quiver.drops", level=logging.ERROR, problem="the drop ledger is full")
                 return False
         self._on_full_disk(lambda: self._ledger.add(fresh))
         return True
 
     def _count_dropped(self, entries: Sequence[DroppedSegment]) -> None:
         for entry in entries:
-            self._parts.observer.count("quiver.segment.dropped_total", reason=entry.reason)
-            self._parts.observer.event(
+            self._context.observer.count("quiver.segment.dropped_total", reason=entry.reason)
+            self._context.observer.event(
                 "quiver.segment.drop",
                 level=logging.WARNING,
-                path=self._parts.path,
+                path=self._context.path,
                 segment=entry.seq,
                 bundles=entry.bundle_count,
                 bytes=entry.size_bytes,
@@ -363,7 +365,7 @@ class Cleanup:
 
     def _apply_drops(self, entries: Sequence[DroppedSegment]) -> dict[str, int]:
         try:
-            return self._parts.subscribers.drops.apply(entries)
+            return self._context.subscribers.drops.apply(entries)
         except OSError as error:
             # The ledger keeps the entries until the progress files have them; deleting frees the space they need.
             if not is_full_disk(error):
@@ -380,42 +382,42 @@ class Cleanup:
         Raises:
             OSError: the disk refused; the next call continues.
         """
-        parts = self._parts
+        context = self._context
         if not len(self._ledger):
             return
-        with parts.maintenance:
+        with context.maintenance:
             spent = [entry.seq for entry in self._ledger.entries if self._was_written(entry)]
             self._on_full_disk(lambda: self._ledger.add(()))  # its entries may be deleted only when it is durable
             entries = self._in_effect()
-            unfinished = [entry for entry in entries if entry.seq in parts.catalog]
+            unfinished = [entry for entry in entries if entry.seq in context.catalog]
             if unfinished:
                 self._delete_dropped(unfinished)
-            parts.subscribers.refresh()
-            parts.subscribers.drops.apply(entries)
+            context.subscribers.refresh()
+            context.subscribers.drops.apply(entries)
             # Entries may still be in another core's record of evictions, and would count as new again.
-            if not parts.fs.exists(f"{parts.path}/{EVICTED}"):
+            if not context.fs.exists(f"{context.path}/{EVICTED}"):
                 spent += [entry.seq for entry in entries if self._is_done_with(entry)]
             self._ledger.remove(spent)
-            parts.subscribers.drops.forget(spent)
+            context.subscribers.drops.forget(spent)
 
     def _is_done_with(self, entry: DroppedSegment) -> bool:
-        parts = self._parts
-        pending = parts.sealing.pending
+        context = self._context
+        pending = context.sealing.pending
         return (
-            entry.seq not in parts.catalog
+            entry.seq not in context.catalog
             and (pending is None or pending.seq != entry.seq)
-            and parts.subscribers.drops.is_settled(entry)
+            and context.subscribers.drops.is_settled(entry)
         )
 
     def _in_effect(self) -> list[DroppedSegment]:
-        cursor = self._parts.wal.cursor
+        cursor = self._context.wal.cursor
         return [
             entry for entry in self._ledger.entries if entry.wal_position_end <= cursor and not self._was_written(entry)
         ]
 
     def _was_written(self, entry: DroppedSegment) -> bool:
         """Return whether a segment was recorded while the disk was full, and written after all: it is not dropped."""
-        return entry.wal_position_end > 0 and entry.seq in self._parts.catalog
+        return entry.wal_position_end > 0 and entry.seq in self._context.catalog
 
     # ── removed by others ────────────────────────────────────────────────────────────────────────────
 
@@ -433,44 +435,44 @@ class Cleanup:
         Raises:
             OSError: the disk refused; call again.
         """
-        parts = self._parts
-        with parts.maintenance:
+        context = self._context
+        with context.maintenance:
             # Those that are in the ledger already were counted before a crash, or this store dropped them at the same
             # time: the ledger keeps its entries while there is a record.
             is_noted = self._record_and_count(dropped)
             self._apply_drops(dropped)
             given_up = {entry.seq for entry in dropped}
-            gone = [info.seq for info in parts.catalog.local_segments() if not parts.fs.exists(info.path)]
-            copied = [seq for seq in gone if seq not in given_up and parts.cold.is_verified(seq)]
+            gone = [info.seq for info in context.catalog.local_segments() if not context.fs.exists(info.path)]
+            copied = [seq for seq in gone if seq not in given_up and context.cold.is_verified(seq)]
             for seq in copied:
-                parts.catalog.went_cold(seq)
+                context.catalog.went_cold(seq)
             seqs = sorted(set(gone).difference(copied))
             if seqs:
-                parts.catalog.keep_floor(max(seqs) + 1)
-                parts.cold.mark_unverified(seqs)
+                context.catalog.keep_floor(max(seqs) + 1)
+                context.cold.mark_unverified(seqs)
                 for seq in seqs:
-                    parts.catalog.forget(seq)
-                parts.subscribers.removed(seqs)
+                    context.catalog.forget(seq)
+                context.subscribers.removed(seqs)
                 self.retention.forget(seqs)
-                with parts.lock:
-                    parts.room.notify_all()
-            self._delete_dropped([entry for entry in dropped if entry.seq in parts.catalog])
+                with context.lock:
+                    context.room.notify_all()
+            self._delete_dropped([entry for entry in dropped if entry.seq in context.catalog])
             return is_noted
 
     def quarantine(self, info: SegmentInfo, damage: CorruptionError) -> None:
         """Move a damaged segment to quarantine, so that all others are still delivered; the loss is counted."""
-        parts = self._parts
-        with parts.maintenance:
-            if info.seq not in parts.catalog:
+        context = self._context
+        with context.maintenance:
+            if info.seq not in context.catalog:
                 return
-            parts.catalog.keep_floor(info.seq + 1)
-            is_local = parts.catalog.is_local(info.seq)
+            context.catalog.keep_floor(info.seq + 1)
+            is_local = context.catalog.is_local(info.seq)
             if is_local:
                 with contextlib.suppress(FileNotFoundError):
-                    recovery.quarantine_file(parts.fs, parts.path, info.path)
-            if is_local and parts.cold.is_verified(info.seq):
-                parts.catalog.went_cold(info.seq)
-                parts.observer.event(
+                    recovery.quarantine_file(context.fs, context.path, info.path)
+            if is_local and context.cold.is_verified(info.seq):
+                context.catalog.went_cold(info.seq)
+                context.observer.event(
                     "quiver.segment.quarantined",
                     level=logging.ERROR,
                     path=info.path,
@@ -479,19 +481,19 @@ class Cleanup:
                 )
                 return
             # The next pass copies an object that differs from what was sent to the tier's own quarantine.
-            parts.cold.mark_unverified([info.seq], "sent" if is_local else "damaged")
-            parts.catalog.forget(info.seq)
-            parts.subscribers.removed([info.seq])
+            context.cold.mark_unverified([info.seq], "sent" if is_local else "damaged")
+            context.catalog.forget(info.seq)
+            context.subscribers.removed([info.seq])
             self.retention.forget([info.seq])
             self.side.measure(now=True)
-        parts.observer.event(
+        context.observer.event(
             "quiver.segment.quarantined",
             level=logging.ERROR,
             path=damage.path,
             bundles=info.bundle_count,
             reason=damage.reason,
         )
-        parts.observer.count("quiver.segment.damaged_bundles_total", info.bundle_count)
+        context.observer.count("quiver.segment.damaged_bundles_total", info.bundle_count)
 
 
 def _oldest(infos: Sequence[SegmentInfo], bytes_wanted: int | None) -> list[SegmentInfo]:

@@ -20,7 +20,7 @@ from quiver.errors import CapacityError, StoreFailedError
 from quiver.invariant import invariant
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.disk_full import is_full_disk, what_is_short
-from quiver.store.context import Parts
+from quiver.store.context import StoreContext
 from quiver.store.removal.cleanup import Cleanup
 from quiver.store.sealing.schedule import Pending
 from quiver.store.segment.info import SegmentInfo
@@ -36,14 +36,14 @@ class Sealer:
     Writes pending segments. Thread-safe: each call takes the maintenance lock.
 
     Args:
-        parts: the store.
+        context: the store.
         cleanup: records the age of each segment; has a reserve for the cursor when the disk is full.
     """
 
-    def __init__(self, parts: Parts, cleanup: Cleanup) -> None:
-        self._parts = parts
+    def __init__(self, context: StoreContext, cleanup: Cleanup) -> None:
+        self._context = context
         self._cleanup = cleanup
-        self._staged_import = OpenStoreImport(parts, cleanup)
+        self._staged_import = OpenStoreImport(context, cleanup)
 
     def adopt(self, may_take: Callable[[], bool]) -> int:
         """Import segments that Spark sinks committed (see `staged_import`) while *may_take* allows; return how many."""
@@ -56,37 +56,39 @@ class Sealer:
         Raises:
             StoreFailedError: the disk failed, or the directory was moved, and the log is poisoned.
         """
-        parts = self._parts
-        sealing = parts.sealing
-        with parts.maintenance:
+        context = self._context
+        sealing = context.sealing
+        with context.maintenance:
             pending = sealing.pending
             if pending is None or not sealing.may_write():
                 return 0
-            parts.place.require()
+            context.place.require()
             try:
                 info = sealing.write(self._open_log)
                 _check_complete(info, pending)
             except StoreFailedError as failure:
-                parts.wal.poison(failure.__cause__ if isinstance(failure.__cause__, OSError) else OSError(str(failure)))
+                context.wal.poison(
+                    failure.__cause__ if isinstance(failure.__cause__, OSError) else OSError(str(failure))
+                )
                 raise
             if info is None:
                 return 0
             self.forget_log(info.wal_position_end or 0)
             self._cleanup.know(info, pending.born_s)
-            parts.catalog.add(info)
-            parts.subscribers.sealed(SegmentRef.of(info))
-            with parts.lock:
+            context.catalog.add(info)
+            context.subscribers.sealed(SegmentRef.of(info))
+            with context.lock:
                 sealing.done()
                 if sealing.full:
                     sealing.swap()
-                parts.room.notify_all()
-            parts.observer.count("quiver.segment.sealed_total")
+                context.room.notify_all()
+            context.observer.count("quiver.segment.sealed_total")
             return 1
 
     def _open_log(self, log: LogReader) -> None:
         if log.end:
-            with self._parts.lock:  # a rotation would rename the file between its name and its opening
-                log.open(self._parts.wal.spans(log.start, log.end))
+            with self._context.lock:  # a rotation would rename the file between its name and its opening
+                log.open(self._context.wal.spans(log.start, log.end))
 
     def seal_everything(self) -> None:
         """
@@ -96,32 +98,32 @@ class Sealer:
             CapacityError: the disk is full; what could not be written is kept and tried again.
             StoreFailedError: the disk failed.
         """
-        sealing = self._parts.sealing
+        sealing = self._context.sealing
         sealing.try_now()
         for _ in range(2):
-            with self._parts.lock:
+            with self._context.lock:
                 sealing.swap()
             if sealing.pending is None:
                 return
             if not self.seal_pending() and sealing.failure is not None:
                 raise CapacityError(
-                    f"{what_is_short(sealing.failure, self._parts.path)}: segment {sealing.pending.seq} waits"
+                    f"{what_is_short(sealing.failure, self._context.path)}: segment {sealing.pending.seq} waits"
                 ) from sealing.failure
 
     def forget_log(self, position: int = 0) -> int:
         """Delete the log files that are durable in segments; return how many. The next call retries after an error."""
-        parts = self._parts
+        context = self._context
         try:
-            parts.wal.advance_cursor(position)
-            with parts.lock:
-                gone = parts.wal.purgeable()
+            context.wal.advance_cursor(position)
+            with context.lock:
+                gone = context.wal.purgeable()
             if gone:
-                remove_durably(parts.fs, [file.path for file in gone])
-                with parts.lock:
-                    parts.wal.forget(gone)
-                    parts.room.notify_all()
+                remove_durably(context.fs, [file.path for file in gone])
+                with context.lock:
+                    context.wal.forget(gone)
+                    context.room.notify_all()
         except OSError as error:
-            parts.observer.event("quiver.wal.cursor", level=logging.WARNING, problem=str(error))
+            context.observer.event("quiver.wal.cursor", level=logging.WARNING, problem=str(error))
             if not (is_full_disk(error) and self._cleanup.reserve.spend()):
                 return 0
             return self.forget_log()

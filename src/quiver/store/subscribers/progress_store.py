@@ -93,8 +93,7 @@ def backup_path(root: str, subscriber_id: str) -> str:
 
 def find_subscribers(fs: FileSystem, root: str) -> list[str]:
     """Return the ids of all subscribers that have a progress file in *root*, sorted."""
-    found = (parse_progress_name(name) for name in fs.list_dir(root))
-    return sorted(subscriber_id for subscriber_id in found if subscriber_id is not None)
+    return sorted(found for name in fs.list_dir(root) if (found := parse_progress_name(name)) is not None)
 
 
 def _read(fs: FileSystem, path: str) -> bytes:
