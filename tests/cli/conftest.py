@@ -1,7 +1,4 @@
-"""
-Small stores on a real disk: sealed segments, a log with a rotated file, two subscribers; a single one, and two
-cores.
-"""
+"""Small stores on a real disk, with one core or two: sealed segments, a log with a rotated file, two subscribers."""
 
 import shutil
 
@@ -19,7 +16,7 @@ def bundle(first):
 
 
 def left_by_a_crash(live, **how):
-    """What is not sealed is in the log only: twelve bundles and three, `fast` has five of them, `slow` none."""
+    """Return a copy of a store: twelve sealed bundles, three in the log; `fast` has five of them, `slow` none."""
     settings = quiver.Settings(segment_bytes_max=4000, wal_rotate_bytes=2000, wal_bytes_max=100_000)
     with quiver.open(live, settings, background=False, **how) as store:
         fast = store.register("fast", start="earliest")
@@ -39,25 +36,25 @@ def left_by_a_crash(live, **how):
 
 @pytest.fixture(scope="session")
 def made_store(tmp_path_factory):
-    """The directory of a store as a crash leaves it."""
+    """Return the directory of a store after a crash."""
     return left_by_a_crash(tmp_path_factory.mktemp("made") / "live")
 
 
 @pytest.fixture(scope="session")
 def made_cores(tmp_path_factory):
-    """The same with two cores."""
+    """Return the directory of a store of two cores after a crash."""
     return left_by_a_crash(tmp_path_factory.mktemp("made") / "live", cores=2)
 
 
 @pytest.fixture
 def make_bundle():
-    """First number → a bundle of twenty rows."""
+    """Return a function that makes a bundle of twenty rows, from its first number."""
     return bundle
 
 
 @pytest.fixture
 def store_dir(made_store, tmp_path):
-    """A copy to damage."""
+    """Return a copy of a store that a test may damage."""
     copy = tmp_path / "store"
     shutil.copytree(made_store, copy)
     return copy
@@ -65,7 +62,7 @@ def store_dir(made_store, tmp_path):
 
 @pytest.fixture(params=["one", "cores"])
 def any_dir(request, tmp_path):
-    """A copy to work on, of a single store and of one of two cores."""
+    """Return a copy that a test may change: of a store with one core, and of one with two."""
     copy = tmp_path / "store"
     shutil.copytree(request.getfixturevalue("made_store" if request.param == "one" else "made_cores"), copy)
     return copy
@@ -73,7 +70,7 @@ def any_dir(request, tmp_path):
 
 @pytest.fixture
 def call():
-    """Run the command in this process; whatever it is given, it never ends in a traceback."""
+    """Return a function that runs a command in this process and checks that it prints no traceback."""
 
     def run(*arguments):
         result = CliRunner().invoke(entry.build_app(), [str(one) for one in arguments])

@@ -1,4 +1,4 @@
-"""What is done to the files of all cores is begun in none of them when it cannot be done in one."""
+"""A command that changes the files of all cores changes none of them if it cannot change each of them."""
 
 import json
 import shutil
@@ -10,20 +10,20 @@ import quiver
 
 @pytest.fixture
 def cores_dir(made_cores, tmp_path):
-    """A copy of a store of two cores."""
+    """Return a copy of a store of two cores."""
     copy = tmp_path / "store"
     shutil.copytree(made_cores, copy)
     return copy
 
 
 def contents(directory):
-    """Every file but locks, which say who held them last."""
+    """Return all files but locks, which record their last owner."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file() and path.suffix != ".lock")
     return {str(path): path.read_bytes() for path in files}
 
 
 def flip(path):
-    """Damage the file in its middle."""
+    """Damage the middle of the file."""
     path.chmod(0o600)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
@@ -31,8 +31,8 @@ def flip(path):
 
 
 @pytest.mark.parametrize("command", [("repair",), ("migrate", "--profile", "otap")])
-def test_a_core_that_is_open_keeps_all_as_they_are(cores_dir, call, command):
-    """Whoever has the last core open is named; the others are neither mended nor in another profile."""
+def test_an_open_core_prevents_changes_to_all_cores(cores_dir, call, command):
+    """The error names the core that is open; the others are neither repaired nor migrated."""
     name, *options = command
     if name == "repair":
         (cores_dir / "core_0" / "wal" / "quiver.wal.cursor").write_bytes(b"nonsense")
@@ -44,8 +44,8 @@ def test_a_core_that_is_open_keeps_all_as_they_are(cores_dir, call, command):
         assert contents(cores_dir) == before
 
 
-def test_a_damaged_core_keeps_all_in_their_profile(cores_dir, call):
-    """The store still opens as it was, and migrates when it is mended."""
+def test_a_damaged_core_prevents_a_migration_of_all_cores(cores_dir, call):
+    """The store still opens in its old profile, and migrates after a repair."""
     flip(min((cores_dir / "core_1" / "segments").glob("*.qseg")))
     before = contents(cores_dir)
     done = call("migrate", cores_dir, "--profile", "otap")
@@ -60,8 +60,8 @@ def test_a_damaged_core_keeps_all_in_their_profile(cores_dir, call):
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_what_was_mended_is_told_when_a_later_core_is_refused(cores_dir, call, options):
-    """A later run finds nothing wrong with the first core any more, and could not say it."""
+def test_repairs_are_reported_even_if_a_later_core_is_refused(cores_dir, call, options):
+    """A second run finds no damage in the first core, so it could not report the repair."""
     (cores_dir / "core_0" / "wal" / "quiver.wal.cursor").write_bytes(b"nonsense")
     log = cores_dir / "core_1" / "wal" / "quiver.wal.cursor"
     log.unlink()
@@ -72,8 +72,8 @@ def test_what_was_mended_is_told_when_a_later_core_is_refused(cores_dir, call, o
     assert "core_1/wal/quiver.wal.cursor" in done.stderr
 
 
-def test_a_segment_number_is_of_one_core(cores_dir, call):
-    """The first core may have reached it and the second not: none of them is rewound."""
+def test_a_segment_number_applies_to_one_core_only(cores_dir, call):
+    """The first core may contain the segment when the second does not: no core is rewound."""
     before = contents(cores_dir)
     done = call("subscribers", cores_dir, "rewind", "fast", "--to", "0")
     assert done.exit_code == 2

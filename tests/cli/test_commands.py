@@ -1,4 +1,4 @@
-"""The sub-commands say what is there, in a table or as JSON, and how it went in the exit code."""
+"""Each sub-command prints a table or JSON, and reports success or failure by its exit code."""
 
 import json
 import re
@@ -37,14 +37,14 @@ def test_help_names_every_command_and_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_version_is_told():
-    """`quiver --version` says it and stops; behind a command it is wrong use."""
+def test_version_prints_the_version():
+    """`quiver --version` prints it and exits; after a sub-command, the option is an error."""
     assert re.fullmatch(r"quiver \S.* \(Python 3\.[\d.]+\S*\)\n", call("--version").output)
     assert call("stats", "--version").exit_code == 2
 
 
-def test_the_module_is_the_command():
-    """`python -m quiver` does what `quiver` does."""
+def test_the_module_runs_the_command():
+    """`python -m quiver` is the same as `quiver`."""
     done = subprocess.run([sys.executable, "-m", "quiver", "--help"], capture_output=True, text=True, check=True)
 
     assert done.stdout.startswith("Usage: python -m quiver [OPTIONS] COMMAND")
@@ -57,8 +57,8 @@ def test_wrong_use_exits_with_2(arguments):
 
 
 @pytest.mark.parametrize("command", ["stats", "verify", "inspect"])
-def test_a_path_that_is_not_there_is_wrong_use(command, tmp_path):
-    """One sentence with the path."""
+def test_a_missing_path_is_a_usage_error(command, tmp_path):
+    """The message is one sentence with the path."""
     result = call(command, tmp_path / "nothing")
 
     assert result.exit_code == 2
@@ -67,16 +67,16 @@ def test_a_path_that_is_not_there_is_wrong_use(command, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["stats", "verify"])
-def test_a_directory_that_is_no_store_is_wrong_use(command, tmp_path):
-    """It says what is missing."""
+def test_a_directory_without_a_store_is_a_usage_error(command, tmp_path):
+    """The message names the missing part."""
     result = call(command, tmp_path)
 
     assert result.exit_code == 2
     assert "is not a store" in result.output
 
 
-def test_a_missing_extra_is_one_sentence(monkeypatch, capsys):
-    """The sentence says what to install; a module that no extra brings is a fault, not hidden."""
+def test_a_missing_extra_is_reported_in_one_sentence(monkeypatch, capsys):
+    """The sentence names the extra to install; a missing module that belongs to no extra is a bug, and is raised."""
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit) as caught:
         entry.main()
@@ -89,8 +89,8 @@ def test_a_missing_extra_is_one_sentence(monkeypatch, capsys):
         missing_extra(ModuleNotFoundError("x", name="quiver.nothing"))
 
 
-def test_a_missing_extra_inside_a_command_is_one_sentence_too(monkeypatch, tmp_path):
-    """`demo` without the SDK says what to install and touches nothing."""
+def test_a_missing_extra_inside_a_command_is_reported_in_one_sentence(monkeypatch, tmp_path):
+    """`demo` without the SDK names the extra to install, and creates nothing."""
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     result = call("demo", tmp_path / "d")
 
@@ -99,8 +99,8 @@ def test_a_missing_extra_inside_a_command_is_one_sentence_too(monkeypatch, tmp_p
     assert not (tmp_path / "d").exists()
 
 
-def test_stats_counts(made_store):
-    """Segments, log and lag; `fast` is five bundles ahead of `slow`."""
+def test_stats_counts_segments_log_and_lag(made_store):
+    """`fast` is five bundles ahead of `slow`."""
     result = call("stats", made_store, "--json")
     found = json.loads(result.output)
     lags = {one["subscriber"]: one["lag_bundles"] for one in found["subscribers"]}
@@ -116,8 +116,8 @@ def test_stats_counts(made_store):
     assert "12" in table
 
 
-def test_verify_finds_nothing_in_a_sound_store(made_store):
-    """Bundles are counted where they lie."""
+def test_verify_finds_no_damage_in_a_valid_store(made_store):
+    """Bundles are counted in segments and in the log."""
     result = call("verify", made_store, "--json")
     found = json.loads(result.output)
 
@@ -128,7 +128,7 @@ def test_verify_finds_nothing_in_a_sound_store(made_store):
 
 
 def test_inspect_of_a_directory_lists_its_files(made_store):
-    """One line a file, with its kind."""
+    """One line per file, with its kind."""
     result = call("inspect", made_store, "--json")
     kinds = {one["kind"] for one in json.loads(result.output)}
 
@@ -137,8 +137,8 @@ def test_inspect_of_a_directory_lists_its_files(made_store):
     assert "quiver.sub.slow" in call("inspect", made_store).output
 
 
-def test_inspect_of_each_file_shows_what_it_holds(made_store):
-    """Tables and JSON for every kind of file."""
+def test_inspect_shows_the_content_of_each_file(made_store):
+    """As tables and as JSON, for every kind of file."""
     for path in sorted(made_store.rglob("*")):
         if path.is_file() and path.suffix == ".qseg":
             found = json.loads(call("inspect", path, "--json").output)
@@ -149,8 +149,8 @@ def test_inspect_of_each_file_shows_what_it_holds(made_store):
     assert log["fields"]["bundles"] >= 3
 
 
-def test_a_file_of_somebody_else_is_named(tmp_path):
-    """That is wrong use, not damage; other commands look at files of other logs."""
+def test_a_file_of_another_program_is_a_usage_error(tmp_path):
+    """It is not damage; files of the other logs belong to other commands."""
     path = tmp_path / "notes.txt"
     path.write_text("[bold]hello")
     result = call("inspect", path)
@@ -161,8 +161,8 @@ def test_a_file_of_somebody_else_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_verify_beside_a_live_writer_finds_nothing(tmp_path, make_bundle):
-    """While bundles come in, segments are sealed and the log is rotated, nothing looks damaged."""
+def test_verify_next_to_a_live_writer_finds_no_damage(tmp_path, make_bundle):
+    """While bundles are added, segments are sealed and the log is rotated."""
     settings = quiver.Settings(segment_bytes_max=8000, wal_rotate_bytes=10_000, wal_bytes_max=100_000)
     stop = threading.Event()
     with quiver.open(tmp_path / "s", settings) as store:
@@ -187,8 +187,8 @@ def test_verify_beside_a_live_writer_finds_nothing(tmp_path, make_bundle):
             writer.join()
 
 
-def test_run_check_says_what_would_run():
-    """The graph, and the promise that every exporter receives everything."""
+def test_run_check_prints_the_pipeline():
+    """The graph, and that every exporter receives all data."""
     result = call("run", EXAMPLE, "--check", "--set", "directory=there")
 
     assert result.exit_code == 0
@@ -198,8 +198,8 @@ def test_run_check_says_what_would_run():
     assert found["exporters"][0]["subscriber"] == "parquet_exporter"
 
 
-def test_run_refuses_a_wrong_file_with_its_line(tmp_path):
-    """Path, line, and what to write instead; nothing starts."""
+def test_run_refuses_an_invalid_file_with_the_line(tmp_path):
+    """The message has the path, the line and a correction; no process is started."""
     path = tmp_path / "p.yaml"
     path.write_text(EXAMPLE.read_text().replace("          - persistence", "          - persistance"))
     result = call("run", path)
@@ -209,8 +209,8 @@ def test_run_refuses_a_wrong_file_with_its_line(tmp_path):
     assert f"{path}:{line}: there is no node named persistance; did you mean persistence?" in result.output
 
 
-def test_the_demo_does_not_remove_what_is_not_its_own(tmp_path):
-    """A directory with other things in it is refused."""
+def test_the_demo_does_not_remove_foreign_files(tmp_path):
+    """A directory with other files is refused."""
     (tmp_path / "work.txt").write_text("mine")
     result = call("demo", tmp_path)
 

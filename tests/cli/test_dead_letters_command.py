@@ -202,7 +202,7 @@ def test_damaged_dead_letters_are_reported(directory, call, where):
 
 
 def test_all_dead_letters_are_listed_when_their_progress_file_is_damaged(directory, call):
-    """The file says which ones were dropped, so without it none is hidden."""
+    """The file records which ones were dropped, so without it none is hidden."""
     call("dead-letters", "drop", directory, "out", "2:1")
     flip_a_byte(Path(directory) / "dead-letter" / "out" / "quiver.sub.letters")
     listed = call("dead-letters", "list", directory, "--json")

@@ -32,8 +32,11 @@ def write_ids(directory, worker, signal, ids):
     (directory / ids_path(worker, signal)).write_bytes(array("q", ids).tobytes())
 
 
-def test_the_account_names_what_is_missing_and_what_is_double(tmp_path):
-    """Confirmed and in no file is missing; a second row of an id, or a row without one, is doubled."""
+def test_the_report_counts_missing_and_duplicated_rows(tmp_path):
+    """
+    A confirmed row that is in no file is missing; a second row with the same id, or a row without an id, is
+    duplicated.
+    """
     out, load = tmp_path / "parquet", tmp_path / "load"
     write_rows(out / "logs" / "a.parquet", [1, 2, 3])
     write_rows(out / "logs" / "b.parquet", [3, 4, None])
@@ -57,8 +60,8 @@ def row(signal, *, confirmed=10, missing=0):
     return {"signal": signal, "confirmed": confirmed, "exported": exported, "missing": missing, "duplicated": 0}
 
 
-def test_a_slow_machine_fails_nothing_that_came_late(tmp_path):
-    """What went out only while the pipeline stopped is there; what is missing, or was never sent, is not."""
+def test_rows_exported_during_shutdown_are_not_a_problem(tmp_path):
+    """A row that is missing when the demo ends, or that was never sent, is one."""
     course = Conductor(tmp_path, tmp_path / "p.yaml", DemoPlan(kills=()), say=print)
     whole, short = [row(name) for name in SIGNALS], [row("logs", missing=3)]
 
@@ -69,8 +72,8 @@ def test_a_slow_machine_fails_nothing_that_came_late(tmp_path):
     assert gave_up.startswith("nothing was exported for 90 s")
 
 
-def test_a_process_that_is_ready_again_renews_the_patience(tmp_path, monkeypatch):
-    """The wait for a slow restart is not held against the export that follows it."""
+def test_a_process_that_is_ready_again_resets_the_stall_timer(tmp_path, monkeypatch):
+    """The time that a slow restart takes does not count as time without exports."""
     course = Conductor(tmp_path, tmp_path / "p.yaml", DemoPlan(), say=print)
     monkeypatch.setattr(course, "_moved", float("-inf"))
     monkeypatch.setattr(course, "_children", lambda: {"spark": {"starts": 2, "pid": 7}})
@@ -86,7 +89,7 @@ def test_a_process_that_is_ready_again_renews_the_patience(tmp_path, monkeypatch
 @pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_the_demo_loses_nothing(tmp_path):
-    """The real thing with a tenth of the load: three kills, and every confirmed record is there exactly once."""
+    """The complete demo with a tenth of the load: three kills, and every confirmed record is exported exactly once."""
     where = tmp_path / "demo"
     argv = [sys.executable, "-m", "quiver.cli.main", "demo", str(where), "--scale", "0.1", "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""An empty path on the command line, as an unset variable of a shell makes it, never means the working directory."""
+"""An empty path on the command line, as an unset shell variable produces it, never means the working directory."""
 
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -25,7 +25,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_an_empty_path_is_refused(tmp_path, monkeypatch, call, arguments):
-    """Before anything is created."""
+    """Before any file is created."""
     monkeypatch.chdir(tmp_path)
     result = call(*arguments)
     assert result.exit_code == 2
@@ -34,7 +34,10 @@ def test_an_empty_path_is_refused(tmp_path, monkeypatch, call, arguments):
 
 
 def paths_of(app, before=()):
-    """Every path that any command takes: the words of the command, the parameter, what typer was told of it."""
+    """
+    Yield every path that a command accepts: the words of the command with the parameter, and the metadata for
+    typer.
+    """
     for group in app.registered_groups:
         yield from paths_of(group.typer_instance, (*before, group.name))
     for command in app.registered_commands:
@@ -44,8 +47,8 @@ def paths_of(app, before=()):
                 yield (*before, command.name, parameter), said
 
 
-def test_no_command_is_forgotten():
-    """Whatever takes a path refuses an empty one."""
+def test_every_command_checks_its_paths():
+    """Every parameter of type `Path` has the parser that refuses an empty path."""
     found = dict(paths_of(build_app()))
     assert len(found) > 30
     assert [words for words, said in found.items() if not any(getattr(one, "parser", None) for one in said)] == []

@@ -14,7 +14,7 @@ def rows(table, **columns):
 
 
 def test_one_table_is_written(tmp_path, call):
-    """By name; a name that nobody sent is told with those that there are."""
+    """An unknown name is an error that lists the known tables."""
     with quiver.open(tmp_path / "buffer") as store:
         store.ingest(rows("trades", price=[1.5, 2.5]))
         store.ingest(rows("venues", price=["high"]))

@@ -1,6 +1,6 @@
 """
-What an exporter reported, in `quiver subscribers` and `quiver top`: its last success, its last error while it
-lasts.
+The report of an exporter in `quiver subscribers` and `quiver top`: its last success, and its last error until the next
+success.
 """
 
 import json
@@ -16,7 +16,7 @@ from quiver.testing.clock import ManualClock
 
 
 def report(root, *, error=None, then_delivered=False):
-    """Let the exporter `slow` of a store deliver, fail with *error*, and perhaps deliver once more."""
+    """Let the exporter `slow` of a store deliver, fail with *error*, and optionally deliver once more."""
     stats = ExporterStats("slow", roots=[str(root)])
     stats.delivered(1, 1)
     if error is not None:
@@ -32,8 +32,8 @@ def of_slow(result):
     return found
 
 
-def test_the_last_error_is_shown_until_something_is_delivered(store_dir, call):
-    """With its type, its age and its words; programs get it afterwards, too, and are told that it is over."""
+def test_the_last_error_is_shown_until_the_next_delivery(store_dir, call):
+    """With its type, age and message; JSON includes it afterwards, too, and marks it as over."""
     written = report(store_dir, error="OSError: [Errno 28] no room in [lake]")
     result = call("subscribers", store_dir)
     assert result.exit_code == 0
@@ -56,15 +56,15 @@ def test_the_last_error_is_shown_until_something_is_delivered(store_dir, call):
     assert (found["last_error"]["message"], found["last_error"]["is_over"]) == ("again", True)
 
 
-def test_a_subscriber_that_is_no_exporter_reports_nothing(store_dir, call):
-    """And is listed as before."""
+def test_a_subscriber_without_an_exporter_has_no_report(store_dir, call):
+    """It is listed without one."""
     found = of_slow(call("subscribers", store_dir, "--json"))
     assert (found["last_success_at_ns"], found["last_error"], found["report_problem"]) == (None, None, None)
 
 
 @pytest.mark.parametrize("shape", ["garbage", "huge", "fifo", "directory"])
-def test_a_report_that_is_none_is_said_to_be_one(store_dir, call, shape):
-    """By path; the list is whole, nothing waits for a pipe, and the exit code says that something is damaged."""
+def test_an_invalid_report_is_reported_by_path(store_dir, call, shape):
+    """The list is complete, a pipe does not block the command, and the exit code indicates damage."""
     path = store_dir / report_name("slow")
     if shape == "fifo":
         os.mkfifo(path)
@@ -82,8 +82,8 @@ def test_a_report_that_is_none_is_said_to_be_one(store_dir, call, shape):
     assert "too large" in of_slow(call("subscribers", store_dir, "--json"))["report_problem"] or shape != "huge"
 
 
-def test_top_shows_it_with_the_dead_letters(store_dir, call):
-    """As a line and for programs; what waits is said once, not twice."""
+def test_top_shows_reports_and_dead_letters(store_dir, call):
+    """As a line and in JSON; a retry is shown only once."""
     report(store_dir, error="HTTP 503")
     shown = call("top", store_dir).output
     assert "! slow fails: storage, " in shown
@@ -98,20 +98,19 @@ def test_top_shows_it_with_the_dead_letters(store_dir, call):
 
 
 def test_dropping_an_exporter_removes_its_report(store_dir, call):
-    """One of the same name that comes later did not fail."""
+    """A later exporter of the same name starts without failures."""
     report(store_dir, error="x")
     assert call("subscribers", store_dir, "drop", "slow").exit_code == 0
     assert not (store_dir / report_name("slow")).exists()
 
 
-def test_inspect_shows_the_file(store_dir, call):
-    """In words."""
+def test_inspect_shows_the_message_of_the_report(store_dir, call):
     report(store_dir, error="no room")
     assert "no room" in call("inspect", store_dir / report_name("slow")).output
 
 
-def test_of_several_stores_the_last_success_and_what_still_fails(tmp_path):
-    """Each core may have an instance of its own: one that fails is not hidden by another one's later failure."""
+def test_reports_of_several_cores_are_combined(tmp_path):
+    """Each core may have its own instance: a later success of another instance does not hide an error."""
     clock = ManualClock()
     roots = [str(tmp_path / name) for name in ("core_0", "core_1")]
     for root in roots:

@@ -1,4 +1,4 @@
-"""An S3 server over plain http, reached from the command line: by environment variables, and by `--option`."""
+"""Commands reach an S3 server over plain HTTP, by environment variables or by `--option`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(*arguments: object, code: int = 0) -> str:
 
 @pytest.fixture(params=["environment", "options"])
 def reach(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server) -> Reach:
-    """Returns what a command line needs beside the URL: nothing where the environment says it all."""
+    """Return a function that returns the arguments to add to the URL; with environment variables, none."""
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
@@ -54,8 +54,8 @@ def set_environment(monkeypatch: pytest.MonkeyPatch, server: S3Server) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
 
 
-def test_every_command_that_takes_a_url_takes_its_options():
-    """Whichever command is added later: without `--option` a server over plain http could not be named."""
+def test_every_command_with_a_url_accepts_options():
+    """Also commands that are added later: without `--option`, they could not reach a server over plain HTTP."""
     checked = 0
     for words, command in commands(typer.main.get_command(build_app())):
         taken = {option for parameter in command.params for option in parameter.opts}
@@ -76,8 +76,8 @@ def commands(command, *words):
         yield from commands(one, *words, name)
 
 
-def test_topic_commands(reach: Reach, s3_server: S3Server, tmp_path: Path):
-    """Appended, verified and read; the catalogue is rebuilt; and it goes on."""
+def test_topic_commands_reach_the_server(reach: Reach, s3_server: S3Server, tmp_path: Path):
+    """Messages are appended, verified and read; the catalog is rebuilt, and then another message is appended."""
     place = ("--objects", s3_server.url())
     run("topic", "produce", tmp_path, TOPIC, "one", "two", *place, *reach())
     assert "sound" in run("topic", "verify", tmp_path, *place, *reach())
@@ -89,8 +89,8 @@ def test_topic_commands(reach: Reach, s3_server: S3Server, tmp_path: Path):
     run("topic", "produce", tmp_path, TOPIC, "three", *place, *reach())
 
 
-def test_aof_commands(reach: Reach, s3_server: S3Server, tmp_path: Path):
-    """Segments go to the bucket, are read there, and come back."""
+def test_aof_commands_reach_the_server(reach: Reach, s3_server: S3Server, tmp_path: Path):
+    """Segments are uploaded to the bucket, read from it, and downloaded again."""
     root = str(tmp_path / "aof")
     with AofManager.open(root, AofConfig(), background=False) as manager:
         log = manager.log(LOG)
@@ -109,8 +109,8 @@ def test_aof_commands(reach: Reach, s3_server: S3Server, tmp_path: Path):
     assert json.loads(run("aof", "segments", "delete", root, 0, "--force", "--json", *place))["objects_left"] == 0
 
 
-def test_store_commands(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tmp_path: Path):
-    """A store's list keeps the URL alone; the environment says how to reach it, to every command."""
+def test_store_commands_reach_the_server(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tmp_path: Path):
+    """The list of a store contains only the URL; the environment configures the access for each command."""
     set_environment(monkeypatch, s3_server)
     settings = Settings(delete_grace_s=0.0, cold_objects=ObjectLocation.from_url(s3_server.url()), cold_local_bytes=0)
     root = tmp_path / "buffer"
@@ -128,8 +128,8 @@ def test_store_commands(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tm
     run("repair", root)
 
 
-def test_tier_of_a_program(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tmp_path: Path):
-    """The environment reaches programs as well as commands."""
+def test_environment_variables_apply_to_programs(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tmp_path: Path):
+    """They configure the library as well as the commands."""
     set_environment(monkeypatch, s3_server)
     tiers = TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=s3_server.url())
     with AofManager.open(str(tmp_path), AofConfig(tiers=tiers), background=False) as manager:
@@ -142,7 +142,7 @@ def test_tier_of_a_program(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server,
 
 
 def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server):
-    """What is given by hand counts."""
+    """Explicit options take precedence."""
     set_environment(monkeypatch, s3_server)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "false")
@@ -158,8 +158,8 @@ def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch, s3_se
         ({"AWS_ALLOW_HTTP": "maybe"}, "failed to parse"),
     ],
 )
-def test_environment_variables_that_cannot_work(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, changed, says):
-    """They are named at once, as a setting: trying again would not help."""
+def test_invalid_environment_variables_are_refused(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, changed, says):
+    """The settings error is raised immediately, because a retry would not help."""
     set_environment(monkeypatch, s3_server)
     for name, value in changed.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,7 @@
-"""What `quiver top` shows: the metrics port of a real store, its directory, the state and the logs of its pipeline."""
+"""
+The output of `quiver top`: from the metrics port of a real store, its directory, and the state and logs of its
+pipeline.
+"""
 
 import http.server
 import json
@@ -17,7 +20,7 @@ from quiver.store.subscribers.retry_set import RetrySet
 
 @pytest.fixture
 def served(tmp_path, make_bundle):
-    """A store with one subscriber that has two of three bundles, and its metrics port."""
+    """Yield a store with one subscriber that has two of three bundles, and its metrics port."""
     endpoint = MetricsEndpoint("127.0.0.1:0")
     with quiver.open(tmp_path / "buffer", background=False, observer=endpoint.observer) as store:
         subscriber = store.register("lake", start="earliest")
@@ -35,18 +38,18 @@ def served(tmp_path, make_bundle):
             endpoint.stop()
 
 
-def pipeline_left(run_dir, **told):
-    """What the supervisor and a child of it leave behind."""
+def write_run_files(run_dir, **told):
+    """Write the files that the supervisor and one of its children leave in the run directory."""
     run_dir.mkdir()
     child = {"pid": 7, "state": "running", "starts": 2, "last_exit": "signal 9", "log": "ingest.log"}
     (run_dir / "state.json").write_text(json.dumps({"children": {"ingest": child}, **told}))
     (run_dir / "ingest.log").write_text("10:00 INFO fine\n10:01 WARNING the far side is away\n10:02 INFO fine\n")
 
 
-def test_everything_is_shown_in_one_look(served, call):
-    """Processes and their last trouble, flows, lag, disk; in the table and in JSON."""
+def test_top_shows_processes_flows_lag_and_disk(served, call):
+    """With the last warning of each process; as tables and as JSON."""
     directory, address = served
-    pipeline_left(directory.with_name("buffer.run"))
+    write_run_files(directory.with_name("buffer.run"))
     found = json.loads(call("top", directory, "--endpoint", address, "--looks", "1", "--json").output)
     assert found["nodes"] == [{"name": "ingest", "state": "running", "pid": 7, "starts": 2, "last_exit": "signal 9"}]
     assert found["errors"] == ["ingest: 10:01 WARNING the far side is away"]
@@ -62,8 +65,8 @@ def test_everything_is_shown_in_one_look(served, call):
     assert all(word in shown.output for word in ("ingest", "signal 9", "lake", "the far side is away"))
 
 
-def test_without_the_port_the_directory_is_enough(served, call):
-    """Lag and disk come from the files; it says what is not known, and why."""
+def test_top_works_without_the_metrics_port(served, call):
+    """Lag and disk usage come from the files; the report names the part that is unknown, with the reason."""
     directory, _ = served
     found = json.loads(call("top", directory, "--endpoint", "127.0.0.1:9", "--looks", "1", "--json").output)
     assert found["flows"] == []
@@ -73,19 +76,19 @@ def test_without_the_port_the_directory_is_enough(served, call):
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_the_ports_of_all_cores_are_asked(served, call, named):
-    """The run wrote down where the first is; each core tells its own one port above the one before."""
+def test_top_queries_the_port_of_every_core(served, call, named):
+    """The state file records the port of the first core; each other core uses the next higher one."""
     directory, address = served
     host, port = address.split(":")
-    pipeline_left(directory.with_name("buffer.run"), cores=2, metrics=address)
+    write_run_files(directory.with_name("buffer.run"), cores=2, metrics=address)
     endpoint = ["--endpoint", address] if named else []
     found = json.loads(call("top", directory, *endpoint, "--looks", "1", "--json").output)
     assert {(flow["what"], flow["of"]): flow["total"] for flow in found["flows"]}["acknowledged", "lake"] == 2
     assert f"no metrics from {host}:{int(port) + 1}" in found["problem"]
 
 
-def test_what_is_no_pipeline_is_refused(tmp_path, call):
-    """A name mistyped is told at once, not watched for ever."""
+def test_a_directory_without_a_pipeline_is_refused(tmp_path, call):
+    """A mistyped name is an error immediately; `top` does not wait for it forever."""
     result = call("top", tmp_path / "nothing", "--looks", "1")
     assert (result.exit_code, "neither" in result.output) == (2, True)
     assert call("top", tmp_path, "--every", "0s").exit_code == 2
@@ -93,18 +96,21 @@ def test_what_is_no_pipeline_is_refused(tmp_path, call):
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9464/metrics", "9464", "localhost"])
-def test_an_endpoint_is_host_and_port(served, call, endpoint):
-    """Anything else is said in words."""
+def test_an_endpoint_is_a_host_and_a_port(served, call, endpoint):
+    """Anything else is refused with a message."""
     result = call("top", served[0], "--endpoint", endpoint, "--looks", "1")
 
     assert (result.exit_code, "is not host:port" in result.output) == (2, True)
 
 
-def test_all_buffers_of_the_pipeline_are_shown(served, call, tmp_path):
-    """Wherever they lie, each once: a second persistence node, and what is in memory and stands in no file."""
+def test_all_buffers_of_a_pipeline_are_shown_once(served, call, tmp_path):
+    """
+    Wherever they are stored: a second persistence node is included, and so is a buffer in memory, which has no
+    file.
+    """
     directory, _ = served
     buffers = {"memory": str(directory), "again": f"{directory}/", "relative": "buffer"}
-    pipeline_left(tmp_path / "p.run", buffers=buffers)
+    write_run_files(tmp_path / "p.run", buffers=buffers)
     options = ("--run-dir", tmp_path / "p.run", "--endpoint", "127.0.0.1:9", "--looks", "1", "--json")
 
     def look(named):
@@ -115,29 +121,29 @@ def test_all_buffers_of_the_pipeline_are_shown(served, call, tmp_path):
         assert look(named)["disk"]["bytes"] > 0
 
 
-def test_a_pipeline_that_has_just_begun_is_watched(call, tmp_path):
-    """Its directory may be there before it is a store; without a pipeline it is no store's."""
+def test_a_pipeline_that_is_starting_can_be_watched(call, tmp_path):
+    """Its directory may exist before it contains a store; without a pipeline, such a directory is refused."""
     (tmp_path / "buffer").mkdir()
     arguments = ("top", tmp_path / "buffer", "--looks", "1", "--json")
     assert call(*arguments).exit_code == 2
-    pipeline_left(tmp_path / "buffer.run")
+    write_run_files(tmp_path / "buffer.run")
     found = json.loads(call(*arguments).output)
 
     assert [one["name"] for one in found["nodes"]] == ["ingest"]
     assert "not yet" in found["problem"]
 
 
-def test_it_may_be_asked_from_within_the_store(served, call, monkeypatch):
-    """Logs and state lie beside the directory, whatever it is called by."""
+def test_top_works_from_within_the_store_directory(served, call, monkeypatch):
+    """It finds logs and state next to the directory, for any spelling of the path."""
     directory, address = served
-    pipeline_left(directory.with_name("buffer.run"))
+    write_run_files(directory.with_name("buffer.run"))
     monkeypatch.chdir(directory)
     found = json.loads(call("top", ".", "--endpoint", address, "--looks", "1", "--json").output)
     assert [one["name"] for one in found["nodes"]] == ["ingest"]
 
 
-def test_backoff_is_shown(served, call):
-    """How many wait, how often the worst was tried, when the next is due, and why; who halted; a damaged set."""
+def test_retries_of_an_exporter_are_shown(served, call):
+    """The number of bundles, the most attempts, the next retry and its reason; a halt; a damaged retry set."""
     directory, address = served
     with RetrySet.open(REAL_FILES, str(directory), "lake") as retries:
         retries.failed(BundleRef(0, 0), delay_s=3600.0, reason="HTTP 503")
@@ -158,9 +164,9 @@ def test_backoff_is_shown(served, call):
     assert "quiver.retry.lake" in json.loads(call(*arguments, "--json").output)["problem"]
 
 
-def test_what_we_say_of_a_failure_is_not_crowded_out(tmp_path, call):
-    """Spark's log tells the same in a hundred lines."""
-    pipeline_left(tmp_path / "buffer.run")
+def test_messages_of_quiver_are_shown_first(tmp_path, call):
+    """Spark's log has a hundred lines about the same failure."""
+    write_run_files(tmp_path / "buffer.run")
     noise = "".join(f"26/11/22 ERROR Executor: task {number}\n" for number in range(9))
     ours = "10:01 ERROR   quiver.pipeline csv failed, starts again in 1.6 s: no such format\n"
     (tmp_path / "buffer.run" / "ingest.log").write_text(f"{noise}{ours}{noise}")
@@ -170,8 +176,8 @@ def test_what_we_say_of_a_failure_is_not_crowded_out(tmp_path, call):
     assert len(json.loads(call("top", tmp_path / "buffer", "--looks", "1", "--json").output)["errors"]) == 5
 
 
-def test_what_was_given_up_is_shown():
-    """By exporter, and by what became of it."""
+def test_undelivered_bundles_are_counted():
+    """By exporter, and by what happened to them."""
     labels = (("exporter", "out"), ("how", "halt"))
     found = showing(Snapshot(1.0, (Sample("quiver_exporter_given_up_total", labels, 2.0),), (), 0, (), ()), None)
     assert [(flow.what, flow.of, flow.total) for flow in found.flows] == [("given up", "out halt", 2)]
@@ -186,8 +192,8 @@ def rate_of(now, before):
     return {flow.what: flow.per_second for flow in showing(now, before).flows}
 
 
-def test_rates_are_what_came_since_the_look_before():
-    """A counter that fell was begun anew: what it says came since then. The first look knows no rate."""
+def test_rates_are_differences_to_the_previous_snapshot():
+    """A counter that decreased was restarted: its value is the difference. The first snapshot has no rates."""
     first, second = look(10.0, segment_sealed_total=5.0), look(12.0, segment_sealed_total=9.0)
     assert rate_of(first, None) == {"segments sealed": None}
     assert rate_of(second, first) == {"segments sealed": 2.0}
@@ -197,7 +203,7 @@ def test_rates_are_what_came_since_the_look_before():
 
 
 class _Other(http.server.BaseHTTPRequestHandler):
-    """Some other program's port."""
+    """The port of another program."""
 
     def do_GET(self):
         self.send_response(200 if self.server.body is not None else 404)
@@ -209,8 +215,8 @@ class _Other(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("body", [b"<html>{</html>", None])
-def test_what_answers_but_is_no_metrics_port_is_told(body):
-    """Whatever it says, it is a sentence, not a traceback."""
+def test_an_endpoint_without_metrics_is_an_error(body):
+    """For any response; the error is not an unexpected exception."""
     with http.server.HTTPServer(("127.0.0.1", 0), _Other) as server:
         server.body = body
         thread = threading.Thread(target=server.handle_request)
@@ -220,7 +226,7 @@ def test_what_answers_but_is_no_metrics_port_is_told(body):
         thread.join()
 
 
-def test_only_our_own_lines_are_read():
-    """Labels come sorted; what others put on the same port is left out."""
+def test_metrics_of_other_programs_are_ignored():
+    """The labels of a sample are sorted."""
     text = '# TYPE quiver_x counter\nquiver_x_total{b="2",a="1"} 3.0\nprocess_y 4\n'
     assert parse_samples(text) == (Sample("quiver_x_total", (("a", "1"), ("b", "2")), 3.0),)

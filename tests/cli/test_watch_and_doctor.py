@@ -211,8 +211,8 @@ def test_doctor_knows_the_file_system_by_its_mount(mounts, kind, fit):
     assert (found.survives[0][2] == "everything is lost") == (kind == "tmpfs")
 
 
-def test_doctor_prints_the_guarantees_of_the_settings():
-    """The loss depends on the interval; without one nothing is lost."""
+def test_doctor_prints_the_possible_loss_of_the_settings():
+    """The loss depends on the sync interval; without one, nothing is lost."""
     for interval, lost in ((0.5, "at most the last 500.0 ms"), (0, "nothing is lost")):
         settings = Settings(wal_flush_interval_s=interval)
         found = diagnose(disk(), "/d", clock=Ticking(0.001), samples=2, settings=settings)

@@ -94,7 +94,7 @@ def test_committed_batches_and_dead_letters_are_copied(buffer, tmp_path, call):
     (letter,) = json.loads(call("dead-letters", "list", tmp_path / "back", "--json").output)
     assert (letter["bundle"], letter["reason"]) == ("7:0", "HTTP 403")
     identities = {path.read_text() for path in (tmp_path / "back").rglob("quiver.id")}
-    assert len(identities) == 2, "the letters are a store of their own"
+    assert len(identities) == 2, "the dead letters are a separate store"
 
 
 def test_a_damaged_commit_is_listed(buffer, tmp_path, call):
@@ -170,7 +170,10 @@ def files_of(place):
 
 @pytest.mark.parametrize("kept", [False, True], ids=["new identity", "same identity"])
 def test_a_pipeline_is_one_unit(pipeline, tmp_path, call, kept):
-    """All buffers, retries, letters and checkpoints; checkpoints continue with the restored stores, as new queries."""
+    """
+    All buffers, retries, dead letters and checkpoints; checkpoints continue with the restored stores, as new
+    queries.
+    """
     file, data = pipeline
     options = ["--set", f"directory={data}"]
     assert call("verify", file, *options).exit_code == 0
@@ -201,7 +204,7 @@ def test_a_pipeline_is_one_unit(pipeline, tmp_path, call, kept):
         assert query != "11111111-1111-4111-8111-111111111111", "sinks know batches by query and number"
 
 
-def test_of_a_running_query_only_the_next_batch_is_taken(pipeline, tmp_path, call):
+def test_a_snapshot_of_a_running_query_includes_only_the_next_batch(pipeline, tmp_path, call):
     """A batch that was planned after the commits were listed is not in the copy."""
     file, data = pipeline
     offsets = data / "parquet/_checkpoint/offsets"
@@ -212,7 +215,7 @@ def test_of_a_running_query_only_the_next_batch_is_taken(pipeline, tmp_path, cal
     assert sorted(path.name for path in copied.iterdir()) == ["3", "4", "5"]
 
 
-def test_a_newer_checkpoint_stays_where_the_identity_is_kept(pipeline, tmp_path, call):
+def test_a_newer_checkpoint_is_left_where_the_identity_is_kept(pipeline, tmp_path, call):
     """Otherwise it belongs to another store: it must be moved away before anything is restored."""
     file, data = pipeline
     options = ["--set", f"directory={data}"]

@@ -97,7 +97,7 @@ def test_repair_of_an_open_store_is_refused(any_dir, call):
 
 
 def test_a_damaged_retry_set_is_reported_and_repaired(store_dir, call):
-    """All bundles that its exporter may have held are retried; a dry run changes nothing."""
+    """All bundles that may have been in it are retried; a dry run changes nothing."""
     damaged = store_dir / retry_set_name("slow")
     damaged.write_bytes(bytes(range(100)))
     listed = call("subscribers", store_dir, "--json")

@@ -1,4 +1,4 @@
-"""Every command on everything that is no store, or hardly one: a sentence and an exit code, never a traceback."""
+"""Every command on an invalid directory, file or snapshot: a one-line message and an exit code, never a traceback."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ ON_ANY_DIRECTORY = {"doctor", "bench"}
 
 @pytest.fixture
 def to(tmp_path):
-    """Where a command may put what it makes."""
+    """Return the directory in which a command may create files."""
     directory = tmp_path / "to"
     directory.mkdir()
     return directory
@@ -40,44 +40,44 @@ def to(tmp_path):
 
 @pytest.fixture(params=COMMANDS)
 def command(request):
-    """Each command in turn."""
+    """Return each command in turn."""
     return request.param
 
 
-def sentence(result):
-    """One line that names the command's own mistake or the path's."""
+def message_of(result):
+    """Return the only line of the output, which names the error."""
     lines = result.output.strip().splitlines()
     assert len(lines) == 1, result.output
     assert lines[0].startswith("quiver: ")
     return lines[0]
 
 
-def test_a_missing_path(command, tmp_path, to, call):
-    """Wrong use, with the path; nothing is made there."""
+def test_a_missing_path_is_refused(command, tmp_path, to, call):
+    """With exit code 2 and the path; the path is not created."""
     path = tmp_path / "nothing"
     result = call(*COMMANDS[command](path, to))
 
     assert result.exit_code == 2
-    assert str(path) in sentence(result)
+    assert str(path) in message_of(result)
     assert not path.exists()
     assert list(to.iterdir()) == []
 
 
-def test_an_empty_directory(command, tmp_path, to, call):
-    """No store: wrong use, but for what measures a disk. It stays empty."""
+def test_an_empty_directory_is_refused(command, tmp_path, to, call):
+    """With exit code 2, except by the commands that measure a disk. It stays empty."""
     path = tmp_path / "empty"
     path.mkdir()
     result = call(*COMMANDS[command](path, to))
 
     if command not in ON_ANY_DIRECTORY:
         assert result.exit_code == 2
-        assert str(path) in sentence(result)
+        assert str(path) in message_of(result)
     assert list(path.iterdir()) == []
     assert list(to.iterdir()) == []
 
 
-def test_a_file(command, tmp_path, to, call):
-    """Only `inspect` takes one, and only of ours; it stays what it was."""
+def test_a_file_of_another_program_is_refused(command, tmp_path, to, call):
+    """Only `inspect` accepts files, and only those of Quiver; the file is not changed."""
     path = tmp_path / "file"
     path.write_bytes(b"[bold]not ours")
     result = call(*COMMANDS[command](path, to))
@@ -88,8 +88,8 @@ def test_a_file(command, tmp_path, to, call):
     assert list(to.iterdir()) == []
 
 
-def test_a_directory_of_somebody_else(command, tmp_path, to, call):
-    """Its files are neither read as a store nor touched."""
+def test_a_directory_of_another_program_is_refused(command, tmp_path, to, call):
+    """Its files are neither read as a store nor changed."""
     path = tmp_path / "photos"
     (path / "deep").mkdir(parents=True)
     (path / "deep" / "a.jpg").write_bytes(b"\xff\xd8" * 100)
@@ -98,12 +98,12 @@ def test_a_directory_of_somebody_else(command, tmp_path, to, call):
 
     if command not in ON_ANY_DIRECTORY:
         assert result.exit_code == 2
-        sentence(result)
+        message_of(result)
     assert sorted(one.name for one in path.rglob("*")) == ["a.jpg", "deep", "quiver.txt"]
 
 
-def test_a_store_with_garbage_in_it(command, store_dir, to, call):
-    """Files and directories that are not ours, under names that nearly are: left alone, and in nobody's way."""
+def test_foreign_files_in_a_store_are_ignored(command, store_dir, to, call):
+    """Files and directories with similar names are neither changed nor an obstacle."""
     (store_dir / "core_x").mkdir()
     (store_dir / "core_7").mkdir()
     (store_dir / "segments" / "1.qseg").write_bytes(b"short name")
@@ -126,15 +126,15 @@ def test_a_store_with_garbage_in_it(command, store_dir, to, call):
 GARBAGE = {b"short name", b"long name", b"zero ahead", b"blank", b"device", b""}
 
 
-def test_a_store_that_is_open(command, store_dir, to, call):
-    """What reads works beside it; what changes it is refused, and says by whom."""
+def test_an_open_store_is_read_but_not_changed(command, store_dir, to, call):
+    """Commands that read it work; those that change it are refused and name the owner."""
     with quiver.open(store_dir, background=False) as store:
         slow = store.register("slow")
         handle = slow.next_bundle(timeout=0)
         result = call(*COMMANDS[command](store_dir, to))
         if command in {"repair", "dry run", "drop", "rewind", "migrate"}:
             assert result.exit_code == 1
-            assert "quiver" in sentence(result)
+            assert "quiver" in message_of(result)
         elif command in {"restore", "view"}:
             assert result.exit_code in {0, 2}
         else:
@@ -142,8 +142,8 @@ def test_a_store_that_is_open(command, store_dir, to, call):
         handle.ack()
 
 
-def test_a_disk_that_refuses(command, store_dir, to, monkeypatch, call):
-    """Without permission, and with a read error: which file, and exit code 1."""
+def test_a_disk_error_is_reported_with_its_path(command, store_dir, to, monkeypatch, call):
+    """For missing permissions and for a read error, with exit code 1."""
     for number in (errno.EACCES, errno.EIO):
 
         def refused(_self, path, *_arguments, number=number, **_named):
@@ -154,12 +154,12 @@ def test_a_disk_that_refuses(command, store_dir, to, monkeypatch, call):
                 patched.setattr(RealFileSystem, name, refused)
             result = call(*COMMANDS[command](store_dir, to))
         assert result.exit_code == 1, result.output
-        assert os.strerror(number) in sentence(result)
-        assert str(store_dir) in sentence(result) or "to/" in sentence(result)
+        assert os.strerror(number) in message_of(result)
+        assert str(store_dir) in message_of(result) or "to/" in message_of(result)
 
 
-def test_a_store_whose_files_are_all_empty(command, store_dir, to, call):
-    """A disk that lost every length: damage and exit code 1, or mended, never a traceback."""
+def test_a_store_with_only_empty_files_is_reported_or_repaired(command, store_dir, to, call):
+    """The disk lost the length of every file: exit code 1 for the damage, or a repair, never a traceback."""
     for path in store_dir.rglob("*"):
         if path.is_file():
             path.chmod(0o600)
@@ -175,8 +175,8 @@ def test_a_store_whose_files_are_all_empty(command, store_dir, to, call):
             assert store.stats()["segments"] == 0
 
 
-def test_a_truncated_snapshot(store_dir, tmp_path, to, call):
-    """Cut at any file, or without its list: refused by name, and there is no target."""
+def test_a_truncated_snapshot_is_refused(store_dir, tmp_path, to, call):
+    """The message names the truncated file, or the missing file list; nothing is restored."""
     copy = tmp_path / "copy"
     assert call("snapshot", store_dir, copy).exit_code == 0
     for path in sorted(copy.rglob("*")):
@@ -189,7 +189,7 @@ def test_a_truncated_snapshot(store_dir, tmp_path, to, call):
         damaged.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         result = call("restore", cut, to / "back")
         assert result.exit_code == 1
-        assert str(damaged) in sentence(result)
+        assert str(damaged) in message_of(result)
         assert not (to / "back").exists()
         damaged.unlink()
         assert call("restore", cut, to / "back").exit_code in {1, 2}

@@ -1,4 +1,4 @@
-"""Who has the directory of a pipeline's store finds what waits, failed or was given up in the buffers beside it."""
+"""Commands on the directory of a pipeline's store include the companion buffers next to it."""
 
 import json
 
@@ -43,7 +43,7 @@ def fill(directory, subscriber, cores=None):
 
 @pytest.fixture(params=[None, 2], ids=["one", "cores"])
 def directory(request, tmp_path):
-    """The stores of a pipeline, one of each kind; in the last an exporter gave a bundle up and waits with another."""
+    """Return a directory with all stores of a pipeline; in the last one, an exporter has a dead letter and a retry."""
     pipeline, _ = load_pipeline(PIPELINE, source="p.yaml", values={"directory": str(tmp_path / "buffer")})
     for buffer in pipeline.buffers:
         fill(buffer.config.path, buffer.routes[0].name, request.param)
@@ -58,8 +58,8 @@ def directory(request, tmp_path):
     return tmp_path / "buffer"
 
 
-def test_all_that_a_pipeline_makes_are_found(directory, monkeypatch):
-    """From the names that it gives them; neither a file nor a directory that is none of them."""
+def test_companion_buffers_are_found_by_name(directory, monkeypatch):
+    """Other files and directories with similar names are ignored."""
     found = {f"{directory}.intake", f"{directory}.staged-out"}
     assert set(stores_beside(REAL_FILES, directory)) == found
     assert stores_beside(REAL_FILES, f"{directory}.intake") == {}
@@ -68,8 +68,8 @@ def test_all_that_a_pipeline_makes_are_found(directory, monkeypatch):
     assert set(stores_beside(REAL_FILES, ".")) == found
 
 
-def test_letters_are_found(directory, call):
-    """Listed with where they are, shown, and dropped there."""
+def test_dead_letters_of_companion_buffers_are_listed_and_dropped(directory, call):
+    """The list contains the directory of each dead letter."""
     (letter,) = json.loads(call("dead-letters", "list", directory, "--json").output)
     assert (letter["exporter"], letter["reason"]) == ("out", "HTTP 403")
     assert letter["directory"].startswith(f"{directory}.staged-out")
@@ -79,8 +79,8 @@ def test_letters_are_found(directory, call):
     assert json.loads(call("dead-letters", "list", f"{directory}.staged-out", "--json").output) == []
 
 
-def test_subscribers_are_found(directory, call):
-    """With what each waits for and gave up; one is dropped in the buffer that it reads."""
+def test_subscribers_of_companion_buffers_are_listed_and_dropped(directory, call):
+    """With their retries and dead letters; a subscriber is dropped in the buffer that it reads."""
     listed = json.loads(call("subscribers", directory, "--json").output)
     assert {one["subscriber"] for one in listed} == {"store", "staged-out", "out"}
     assert sum(one["dead_letters"] for one in listed if one["subscriber"] == "out") == 1
@@ -93,8 +93,11 @@ def test_subscribers_are_found(directory, call):
     assert (gone.exit_code, "no subscriber 'out'" in gone.stderr) == (2, True)
 
 
-def test_one_of_the_store_itself_goes_first(directory, call):
-    """An exporter that stood behind the store, and now behind a processor: what it left goes, not the rest."""
+def test_a_subscriber_of_the_store_itself_is_dropped_first(directory, call):
+    """
+    An exporter that read the store before, and now reads the output of a processor: only its old subscriber is
+    dropped.
+    """
     cores = 2 if (directory / "core_0").exists() else None
     fill(directory, "out", cores)
     assert call("subscribers", directory, "drop", "out").exit_code == 0
@@ -107,8 +110,8 @@ def test_one_of_the_store_itself_goes_first(directory, call):
     assert all(one.startswith(f"{directory}.staged-out") for one in left)
 
 
-def test_top_shows_them(directory, call):
-    """Who is behind, and what waits to be tried again."""
+def test_top_shows_companion_buffers(directory, call):
+    """The lag of their subscribers, and their retries."""
     found = json.loads(call("top", directory, "--looks", "1", "--json").output)
     lags = {one["subscriber"]: one["lag_bundles"] for one in found["subscribers"]}
     assert lags == {"store": 1, "staged-out": 1, "out": 1}
