@@ -18,8 +18,8 @@ def fill(log, count):
         log.append(b"%d" % log.current_offset())
 
 
-def test_truncating_deletes_complete_files():
-    """Below the given offset, never above it; durably; later messages keep their offsets."""
+def test_truncate_deletes_complete_files_below_the_offset():
+    """Never above it, and durably; later messages keep their offsets."""
     fs = CrashFileSystem()
     with open_topics(fs, rotate_max_bytes=300) as store:
         log = store.topic(TOPIC)
@@ -43,7 +43,7 @@ def test_truncating_deletes_complete_files():
         assert store.topics() == [TOPIC]
 
 
-def test_a_file_that_is_read_stays():
+def test_truncate_keeps_a_file_that_is_being_read():
     """The reader continues; the next call deletes the file."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
         log = store.topic(TOPIC)
@@ -65,8 +65,8 @@ def test_a_subscription_skips_truncated_messages():
             assert consumer.receive(0).offset == start
 
 
-def test_deleting_a_topic():
-    """Its files, its subscriptions and its quarantine are removed; others are not; a new topic starts at 0."""
+def test_delete_removes_everything_of_the_topic():
+    """Its files, subscriptions and quarantine are removed, those of other topics are kept; a new topic starts at 0."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         log = store.topic(TOPIC)
@@ -102,8 +102,8 @@ def test_a_topic_that_another_process_reads_is_not_deleted():
         assert store.topics() == []
 
 
-def test_a_crash_while_a_topic_is_deleted():
-    """It exists, or it is deleted for good; the next opening leaves nothing of it on the disk."""
+def test_a_crash_during_delete_keeps_the_topic_or_removes_it_completely():
+    """The topic exists, or it is deleted for good; the next open removes leftovers from the disk."""
     fs = CrashFileSystem()
     found = set()
     with open_topics(fs) as store:
@@ -128,8 +128,8 @@ def test_a_crash_while_a_topic_is_deleted():
     assert found == {True, False}
 
 
-def test_topics_in_memory():
-    """They are deleted and truncated, too, as far as they have messages."""
+def test_topics_in_memory_are_deleted_and_truncated():
+    """As far as they have messages."""
     from quiver.topics.store import TopicStore
 
     with TopicStore.open(clock=ManualClock(), background=False) as store:

@@ -1,4 +1,4 @@
-"""The cache: the newest messages without a gap, never more than its limits."""
+"""The cache contains the newest messages without a gap, never more than its limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SIZES = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 400)), max_size=60
 
 
 @given(SIZES, st.sampled_from([1, 2, 3, 16, 17, 50]), st.sampled_from([1, 10, 100, 1000, 100_000]), st.integers(0, 9))
-def test_the_cache_has_the_newest_messages(sizes, count_max, bytes_max, first_offset):
-    """The end of a plain list, up to the limits less one block; the newest message stays however large it is."""
+def test_the_cache_contains_the_newest_messages(sizes, count_max, bytes_max, first_offset):
+    """It equals the end of a list, up to the limits less one block; the newest message stays, whatever its size."""
     cache = MessageCache(count_max=count_max, bytes_max=bytes_max, first_offset=first_offset)
     every: list[bytes] = []
     for number, size in enumerate(sizes):
@@ -38,8 +38,8 @@ def test_the_cache_has_the_newest_messages(sizes, count_max, bytes_max, first_of
 
 
 @pytest.mark.parametrize("count_max", [1, 16, 1024])
-def test_a_full_cache_is_nearly_full(count_max):
-    """One block is evicted at a time, a sixteenth of the cache."""
+def test_eviction_keeps_a_full_cache_nearly_full(count_max):
+    """It evicts one block at a time, a sixteenth of the cache."""
     cache = MessageCache(count_max=count_max, bytes_max=1 << 20, first_offset=0)
     for _ in range(5 * count_max):
         cache.add(b"x")

@@ -35,16 +35,16 @@ def run(*words: object, code: int = 0, text: str | None = None) -> str:
     return done.output
 
 
-def test_list(root):
-    """A line for each topic, including empty ones."""
+def test_list_prints_one_line_per_topic(root):
+    """Including empty topics."""
     told = {one["topic"]: one for one in json.loads(run("list", root, "--json"))}
     assert (told[TOPIC]["start_offset"], told[TOPIC]["next_offset"], told[TOPIC]["sound"]) == (0, 8, True)
     assert told["default/empty"]["next_offset"] == 0
     assert TOPIC in run("list", root)
 
 
-def test_inspect_and_verify(root):
-    """Files, subscriptions, and damage with its position; exit code 1 if there is any."""
+def test_inspect_and_verify_report_files_and_damage(root):
+    """Also subscriptions and the positions of damage; the exit code is 1 if there is damage."""
     told = json.loads(run("inspect", root, TOPIC, "--json"))
     assert sum(file["messages"] for file in told["files"]) == 8
     assert [one["name"] for one in told["subscriptions"]] == ["billing"]
@@ -60,8 +60,8 @@ def test_inspect_and_verify(root):
     assert len(run("tail", root, TOPIC).splitlines()) == 7
 
 
-def test_repair(root):
-    """Torn tails are removed, damage is quarantined and not reported again; an intact topic is unchanged."""
+def test_repair_truncates_torn_tails_and_quarantines_damage(root):
+    """Quarantined damage is not reported again, and an intact topic is unchanged."""
     assert json.loads(run("repair", root, "--json")) == [
         {"topic": "default/empty", "cut_bytes": 0, "kept_aside": 0, "next": 0, "sound": True},
         {"topic": TOPIC, "cut_bytes": 0, "kept_aside": 0, "next": 8, "sound": True},
@@ -87,8 +87,8 @@ def test_repair(root):
         run("repair", root, code=1)
 
 
-def test_tail(root):
-    """From any offset, while a writer runs."""
+def test_tail_prints_from_any_offset(root):
+    """While a writer runs."""
     with TopicStore.open(root, background=False) as store:
         store.topic(TOPIC).append(b"live")
         assert run("tail", root, TOPIC, "--from", 6).splitlines() == ["6\t6", "7\t7", "8\tlive"]
@@ -101,8 +101,8 @@ def test_tail(root):
     run("tail", root, "default/none", code=2)
 
 
-def test_produce(root):
-    """Arguments, or lines of the input; refused while another process has the directory."""
+def test_produce_appends_arguments_or_input_lines(root):
+    """It is refused while another process has the directory."""
     told = json.loads(run("produce", root, TOPIC, "x", "y", "--attribute", "a=b", "--json"))
     assert told["offsets"] == [8, 9]
     assert "offsets 10 to 11" in run("produce", root, TOPIC, text="one\ntwo\n")
@@ -114,8 +114,8 @@ def test_produce(root):
         run("produce", root, TOPIC, "x", code=1)
 
 
-def test_subscriptions(root):
-    """The lag of each."""
+def test_subscriptions_prints_the_lag_of_each(root):
+    """One line per subscription."""
     assert json.loads(run("subscriptions", root, TOPIC, "--json")) == [
         {"subscription": "billing", "kind": "shared", "next_offset": 3, "lag_messages": 5, "acked_above": 0}
     ]
@@ -131,8 +131,8 @@ def test_produced_messages_need_not_be_text(root):
     assert "\\xff\\xfe" in run("tail", root, "default/raw")
 
 
-def test_files_of_another_name(tmp_path):
-    """As configured by `wal.file_name`: found by readers, and an option for writers."""
+def test_commands_find_files_with_a_configured_name(tmp_path):
+    """Configured by `wal.file_name`: readers find the files, and writers have an option."""
     with TopicStore.open(tmp_path, settings={"wal": {"file_name": "events.log"}}, background=False) as store:
         store.topic(TOPIC).append(b"0")
     assert json.loads(run("list", tmp_path, "--json"))[0]["next_offset"] == 1
@@ -142,8 +142,8 @@ def test_files_of_another_name(tmp_path):
     assert "sound, 2 messages" in run("verify", tmp_path)
 
 
-def test_waiting_for_the_directory(root):
-    """For the given time: refused if the other process keeps it, done when that process has ended."""
+def test_produce_waits_for_the_directory(root):
+    """It is refused if the other process keeps it for the given time, and succeeds when that process has ended."""
     store = TopicStore.open(root, background=False)
     assert "in use" in run("produce", root, TOPIC, "x", "--wait", "0.01", code=1)
     closing = threading.Timer(0.05, store.close)

@@ -1,4 +1,4 @@
-"""A wall clock that is set back or forward: retention and delivery timeouts are correct."""
+"""The wall clock is set back or forward: retention and delivery timeouts stay correct."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def opened(clock: ManualClock, fs: CrashFileSystem, chosen: dict[str, object]) -
 
 @STEPS_S
 @pytest.mark.parametrize("looks", [False, True])
-def test_age(step_s: int, looks: bool) -> None:
-    """Files younger than `retention_time_minutes` stay, and older ones are deleted."""
+def test_files_are_deleted_by_their_real_age(step_s: int, looks: bool) -> None:
+    """Files younger than `retention_time_minutes` are kept, and older ones are deleted."""
     clock = ManualClock()
     with opened(clock, CrashFileSystem(clock=clock), HOUR) as store:
         log = store.topic(TOPIC)
@@ -45,8 +45,8 @@ def test_age(step_s: int, looks: bool) -> None:
         assert log.append(b"2") == 2
 
 
-def test_a_restart_after_a_step_back() -> None:
-    """Files from the future are as old as the process: they are deleted in time, and keep no others."""
+def test_after_a_step_back_files_from_the_future_age_with_the_process() -> None:
+    """They are deleted in time, and do not prevent the deletion of others."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
     with opened(clock, fs, HOUR) as store:
@@ -64,8 +64,8 @@ def test_a_restart_after_a_step_back() -> None:
         assert offsets(log) == []
 
 
-def test_a_restart_after_a_step_forward() -> None:
-    """It cannot be distinguished from time that passed: old files are deleted, unless a subscription keeps them."""
+def test_after_a_step_forward_unneeded_files_are_deleted() -> None:
+    """A step cannot be distinguished from passed time: old files are deleted, unless a subscription needs them."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
     kept = {"deleter": {**HOUR["deleter"], "wait_for_subscriptions": True}}
@@ -86,7 +86,7 @@ def test_a_restart_after_a_step_forward() -> None:
 
 
 @STEPS_S
-def test_deliveries_and_refusals(step_s: int) -> None:
+def test_delivery_timeouts_ignore_clock_steps(step_s: int) -> None:
     """A delivery is repeated after `ack_timeout_seconds`, a refused one after its delay."""
     clock = ManualClock()
     chosen = {"subscriptions": {"ack_timeout_seconds": 30, "redelivery_delay_seconds": 5}}
@@ -112,8 +112,8 @@ def test_deliveries_and_refusals(step_s: int) -> None:
 
 
 @STEPS_S
-def test_positions_by_time(step_s: int) -> None:
-    """A reader that starts at a time skips no message published then or later, up to the first step."""
+def test_a_reader_by_time_skips_no_later_message(step_s: int) -> None:
+    """It skips no message published at or after the given time, up to the first step."""
     clock = ManualClock()
     with opened(clock, CrashFileSystem(clock=clock), {}) as store:
         log = store.topic(TOPIC)

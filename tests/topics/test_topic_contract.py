@@ -1,4 +1,4 @@
-"""A topic fulfils the contract of all append logs."""
+"""A topic fulfills the contract of all append logs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TopicAsLog:
 
 
 class TestTopic(AppendLogContract):
-    """Files of a few messages, and a cache of fewer."""
+    """Files of a few messages, and an even smaller cache."""
 
     wal: ClassVar[dict[str, Any]] = {"rotate_max_bytes": 2_000, "cache_capacity": 2}
 
@@ -67,14 +67,14 @@ class TestTopic(AppendLogContract):
 
 
 class TestTopicInOneFile(TestTopic):
-    """Nothing rotates, and memory holds everything."""
+    """Nothing rotates, and memory contains everything."""
 
     seeds = (0, 2)
     wal: ClassVar[dict[str, Any]] = {}
 
 
 class TestTopicThatRotatesByTime(TestTopic):
-    """Each maintenance pass is late enough for a new file."""
+    """Each maintenance pass rotates the file by time."""
 
     seeds = (0, 2)
     wal: ClassVar[dict[str, Any]] = {"rotate_max_seconds": 5, "cache_max_bytes": 1}

@@ -48,15 +48,15 @@ def test_a_message_of_a_batch_is_a_payload_or_a_pair(message: Any):
         assert log.current_offset() == 0
 
 
-def test_the_window_of_a_subscription_fits_into_its_file():
-    """A larger one could be saved, and never read again."""
+def test_a_subscription_window_that_does_not_fit_into_its_file_is_refused():
+    """It could be saved, and never be read again."""
     SubscriptionSettings(max_unacked_messages=100_000)
     with pytest.raises(SettingsError, match="at most"):
         SubscriptionSettings(max_unacked_messages=100_001)
 
 
 @pytest.mark.parametrize("length", [1, 117, 128])
-def test_the_dead_letters_of_every_topic_have_a_name(length):
+def test_the_dead_letter_topic_of_every_topic_has_a_valid_name(length):
     topic = check_topic(f"default/{'n' * length}")
     assert check_topic(topic + DEAD_LETTER_SUFFIX).endswith(DEAD_LETTER_SUFFIX)
     with pytest.raises(UsageError):
@@ -79,7 +79,7 @@ def names(fs: CrashFileSystem) -> list[str]:
     return [name for name in fs.list_dir(DIRECTORY) if name.endswith(".log")]
 
 
-def test_a_renamed_file_is_read_where_its_messages_belong():
+def test_a_renamed_file_is_read_at_the_position_of_its_messages():
     """Any file, with any new number: no message is lost, and the offsets continue."""
     for which in range(4):
         fs = CrashFileSystem()
@@ -95,7 +95,7 @@ def test_a_renamed_file_is_read_where_its_messages_belong():
 
 
 def test_a_copied_file_repeats_and_hides_nothing():
-    """Complete or truncated: the longer one is read."""
+    """The copy is complete or truncated: the longer file is read."""
     for which, cut in itertools.product(range(4), (0, 30)):
         fs = CrashFileSystem()
         wanted = filled(fs)
@@ -112,8 +112,8 @@ def test_a_copied_file_repeats_and_hides_nothing():
 # ── opening and closing concurrently ─────────────────────────────────────────────────────────────────────
 
 
-def test_a_topic_that_is_opened_while_the_store_closes_is_not_left_open():
-    """Another process may have the directory as soon as it is closed."""
+def test_a_topic_opened_during_close_is_closed_too():
+    """Another process may have the directory as soon as the store is closed."""
     fs = CrashFileSystem()
     store = open_topics(fs)
     opened: list[Any] = []
@@ -194,8 +194,8 @@ def test_invalid_durations_are_rejected(key, value):
         SubscriptionSettings(**{key: value})
 
 
-def test_a_delay_of_centuries_is_a_delay():
-    """A waiting consumer gets messages that arrive meanwhile."""
+def test_a_delay_of_centuries_is_accepted():
+    """A waiting consumer gets messages that arrive during the delay."""
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append(b"0")
         with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:

@@ -1,4 +1,4 @@
-"""A topic against a list: appends, reads, rotation, release, kills, power losses and reopening in any order."""
+"""A topic behaves like a list: appends, reads, rotation, release, kills, power losses and reopening in any order."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TopicModel(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 5))
     def lose_power(self, seed: int) -> None:
-        # Everything found is after the synced messages, and was appended there, perhaps with a gap.
+        # Every message found follows the synced ones, and was appended there, perhaps with a gap.
         self.fs = self.fs.clone_after_crash(seed)
         self.open()
         kept = {

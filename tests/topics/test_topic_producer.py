@@ -1,4 +1,4 @@
-"""Producers that number their messages: a repeated message is appended once, despite crashes."""
+"""Producers number their messages: a repeated message is appended once, despite crashes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_repeated_message_is_appended_once():
         assert last.attributes["a"] == "b"
 
 
-def test_a_partly_repeated_batch():
+def test_the_new_part_of_a_repeated_batch_is_appended():
     """The new messages at its end are appended in one write, each with its attributes and key."""
     with open_topics(CrashFileSystem()) as store:
         edge = store.topic(TOPIC).producer("edge")
@@ -60,8 +60,8 @@ def test_a_partly_repeated_batch():
 
 
 @pytest.mark.parametrize("sync_every", [1, 3, 100])
-def test_repeating_after_a_crash(sync_every):
-    """Repeated from any message on, each message is there exactly once and in order, for a crash at every step."""
+def test_repetition_after_a_crash_appends_each_message_once(sync_every):
+    """Repeated from any message on, each message exists exactly once and in order, for a crash at every step."""
     fs = CrashFileSystem()
     disks = []
     store = open_topics(fs, rotate_max_bytes=300)
@@ -82,7 +82,7 @@ def test_repeating_after_a_crash(sync_every):
 
 
 def test_a_repeated_durable_append_is_durable():
-    """The first attempt may not have been: the second one promises as much."""
+    """The first attempt may not have been durable: the second one gives the same promise."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         edge = store.topic(TOPIC).producer("edge")
@@ -92,7 +92,7 @@ def test_a_repeated_durable_append_is_durable():
             assert payloads(other.topic(TOPIC)) == [text(0)]
 
 
-def test_a_failed_append_may_be_repeated():
+def test_a_failed_append_can_be_repeated():
     """A full disk stored nothing: the same number is appended when there is space again."""
     disk = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part="wal.log", error=errno.ENOSPC)
     with open_topics(disk) as store:
@@ -102,8 +102,8 @@ def test_a_failed_append_may_be_repeated():
         assert edge.append(text(0), sequence=0) == 0
 
 
-def test_the_search_window():
-    """Messages before the window are unknown; damage within it is not skipped."""
+def test_repetitions_before_the_search_window_are_not_recognized():
+    """Damage within the window is not skipped."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         log = store.topic(TOPIC)
@@ -119,8 +119,8 @@ def test_the_search_window():
         assert store.topic(TOPIC).producer("edge", window_messages=5).last_sequence is None
 
 
-def test_wrong_use():
-    """Names without colons, which Spark sinks use; numbers of 64 bits."""
+def test_invalid_producer_names_and_numbers_are_refused():
+    """Names must not contain colons, which Spark sinks use; numbers have 64 bits."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         for name in ("", "a:b", "a/b", "x" * 129):

@@ -1,4 +1,4 @@
-"""Readers: in order, without gaps or repetitions, whatever happens to memory and files meanwhile."""
+"""Readers return messages in order, without gaps or repetitions, while memory and files change."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("wal", [
     {}, {"cache_capacity": 3}, {"rotate_max_bytes": 400}, {"rotate_max_bytes": 100, "cache_capacity": 1},
 ], ids=["memory", "file", "files", "file a message"])  # fmt: skip
-def test_from_any_offset(wal):
-    """All messages from there on, wherever they are."""
+def test_a_reader_starts_at_any_offset(wal):
+    """It returns all messages from there on, in memory or in files."""
     with open_topics(CrashFileSystem(), **wal) as store:
         log = store.topic(TOPIC)
         for number in range(40):
@@ -41,7 +41,7 @@ def test_from_any_offset(wal):
 
 
 def test_a_reader_that_does_not_follow_ends():
-    """After the messages that existed when it was created, even if more arrive."""
+    """After the messages that existed when it was created, even if more are appended."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"1", b"2"])
@@ -51,7 +51,7 @@ def test_a_reader_that_does_not_follow_ends():
 
 
 def test_every_field_of_a_message_is_read():
-    """The same from memory and from the file."""
+    """The fields are the same from memory and from the file."""
     clock = ManualClock(now_ns=1_700_000_000_123_456_789)
     fs = CrashFileSystem()
     with open_topics(fs, clock=clock) as store:
@@ -100,7 +100,7 @@ def test_a_topic_in_memory_reports_evicted_messages_as_lost():
         assert log.reader("earliest").offset == 6
 
 
-def test_start_at_a_time():
+def test_a_reader_by_time_starts_at_the_first_later_message():
     """The first message published then or later, in any file."""
     clock = ManualClock(now_ns=0)
     fs = CrashFileSystem()
@@ -144,7 +144,7 @@ def test_following_across_eviction_rotation_and_release():
         reader.close()
 
 
-def test_a_file_stays_while_it_is_read():
+def test_a_file_that_is_being_read_is_not_deleted():
     """Releasing it meanwhile reports that it still exists."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
         log = store.topic(TOPIC)
@@ -169,7 +169,7 @@ def test_a_file_stays_while_it_is_read():
         reader.close()
 
 
-def test_an_abandoned_reader_holds_no_file():
+def test_an_abandoned_reader_keeps_no_file():
     """Readers need not be closed for files to be deleted."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
         log = store.topic(TOPIC)
@@ -219,8 +219,8 @@ def test_threads_follow_while_others_append(tmp_path):
         assert all(mine == list(range(total)) for mine in seen)
 
 
-def test_async_for(tmp_path):
-    """The same iterator on an event loop: existing messages, then new ones; it ends when the topic is unloaded."""
+def test_async_for_reads_existing_and_new_messages(tmp_path):
+    """The iterator works on an event loop, and ends when the topic is unloaded."""
     with TopicStore.open(tmp_path / "topics", settings={"wal": {"cache_capacity": 2}}) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 10)
@@ -243,8 +243,8 @@ def test_async_for(tmp_path):
         assert asyncio.run(two()) == list(range(11))
 
 
-def test_waiting_with_a_time_limit(tmp_path):
-    """False when no message arrived."""
+def test_wait_ends_with_its_timeout(tmp_path):
+    """It returns False when no message arrived."""
     with TopicStore.open(tmp_path / "topics", clock=SYSTEM_CLOCK) as store:
         log = store.topic(TOPIC)
         reader = log.reader()
@@ -307,7 +307,7 @@ class Objects:
     def close(self) -> None: ...
 
 
-def test_objects_then_files_then_memory():
+def test_a_reader_moves_from_objects_to_files_to_memory():
     """One sequence; the next offset is after those of the objects."""
     with open_topics(CrashFileSystem(), cold=Objects((0, 10)), cache_capacity=2) as store:
         log = store.topic(TOPIC)
@@ -318,7 +318,7 @@ def test_objects_then_files_then_memory():
         assert log.reader(datetime.fromtimestamp(0.004, tz=UTC)).offset == 4
 
 
-def test_unloading_is_retried_when_the_tier_could_not_finish():
+def test_unload_is_retried_when_the_tier_could_not_finish():
     """The topic accepts nothing meanwhile, existing messages are read, and the second attempt finishes."""
     objects = Objects()
     with open_topics(CrashFileSystem(), cold=objects) as store:
@@ -336,7 +336,7 @@ def test_unloading_is_retried_when_the_tier_could_not_finish():
 
 
 def test_a_hole_between_objects_is_a_lost_range():
-    """It is reported, and the rest is read."""
+    """The range is reported, and the rest is read."""
     with open_topics(CrashFileSystem(), cold=Objects((0, 4), (6, 10), damaged=(7, 9))) as store:
         log = store.topic(TOPIC)
         log.append(b"hot")
@@ -364,8 +364,8 @@ def test_an_object_replaces_a_damaged_part_of_a_file():
         assert payloads(log)[0] == b"x"
 
 
-def test_marks_are_found_in_any_order_of_adding():
-    """The last one at or before an offset; the file's beginning without one."""
+def test_marks_are_found_whatever_the_order_of_adding():
+    """The last mark at or before an offset; the start of the file without one."""
     marks = FileMarks()
     for offset, byte in ((5200, 500), (2100, 200), (2200, 210), (9999, 900)):
         marks.add(offset, byte)

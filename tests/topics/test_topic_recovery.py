@@ -32,8 +32,8 @@ def filled(count: int, *, payload: bytes = b"", **wal: int) -> CrashFileSystem:
     return fs
 
 
-def test_offsets_go_on_after_closing_and_after_a_kill():
-    """The next offset was never given out before."""
+def test_offsets_continue_after_close_and_after_a_kill():
+    """The next offset was never used before."""
     fs = CrashFileSystem()
     for expected in range(4):
         store = open_topics(fs)
@@ -62,7 +62,7 @@ def test_the_checkpoint_is_only_a_hint():
             assert store.topic(TOPIC).append(b"next") == 30
 
 
-def test_the_checkpoint_says_what_is_there():
+def test_the_checkpoint_describes_the_files():
     """In the document's fields."""
     fs = filled(30, rotate_max_bytes=1500)
     answer = decode_wal_checkpoint(read_file(fs, CHECKPOINT))
@@ -74,8 +74,8 @@ def test_the_checkpoint_says_what_is_there():
     assert told.last_rotation_at is not None
 
 
-def test_a_message_that_was_synced_and_is_gone_keeps_its_offset():
-    """The tail is damaged after the checkpoint was written: its offset is reported as lost, and not used again."""
+def test_the_offset_of_a_lost_synced_message_is_not_reused():
+    """The tail is damaged after the checkpoint was written: its offset is reported as lost."""
     fs = filled(10)
     data = read_file(fs, WAL)
     last = take_frames(data)[0][-1]
@@ -93,10 +93,10 @@ def test_a_message_that_was_synced_and_is_gone_keeps_its_offset():
 
 
 @pytest.mark.parametrize("wal", [{}, {"rotate_max_bytes": 200}], ids=["one file", "many files"])
-def test_damage_at_every_byte(wal):
+def test_damage_at_any_byte_loses_only_its_message(wal):
     """
-    Whatever byte of whatever file is damaged, all other messages come back, in order, and the lost one is reported;
-    what is appended next does not take an offset that was given out.
+    Any byte of any file is damaged: all other messages are read, in order, and the lost one is reported; later appends
+    do not reuse an offset.
     """
     fs = filled(9, **wal)
     names = [name for name in fs.list_dir(DIRECTORY) if name.endswith(".log")]
@@ -119,7 +119,7 @@ def test_damage_at_every_byte(wal):
                 assert (found == expected) is (observer.total("danube_wal_damage_total") > 0), (name, at)
 
 
-def test_damage_over_many_frames():
+def test_damage_over_many_frames_is_one_lost_range():
     """A block of the disk is lost: the messages before and after it are read, and the range is reported."""
     fs = filled(400)
     data = read_file(fs, WAL)
@@ -135,8 +135,8 @@ def test_damage_over_many_frames():
             next(reader)
 
 
-def test_damage_is_copied_once_and_before_anything_is_done():
-    """Opening again finds the same and stores no second copy."""
+def test_damage_is_copied_once_before_any_change():
+    """A second open finds the same damage and stores no second copy."""
     fs = filled(20)
     overwrite(fs, WAL, 300, b"\xff\xff\xff\xff")
     for _ in range(3):
@@ -145,7 +145,7 @@ def test_damage_is_copied_once_and_before_anything_is_done():
     assert len(fs.list_dir(QUARANTINE)) == 1
 
 
-def test_a_file_that_is_missing_is_a_lost_range():
+def test_a_missing_file_is_a_lost_range():
     """Reported once; everything else is read."""
     fs = filled(12, rotate_max_bytes=300)
     fs.remove(f"{DIRECTORY}/wal.1.log")
@@ -158,8 +158,8 @@ def test_a_file_that_is_missing_is_a_lost_range():
     assert 0 < len(missing) < 12
 
 
-def test_a_file_cut_between_frames_is_a_lost_range():
-    """All frames parse, and still messages are missing."""
+def test_a_file_truncated_between_frames_is_a_lost_range():
+    """All frames are valid, but messages are missing."""
     fs = filled(12, rotate_max_bytes=300)
     path = f"{DIRECTORY}/wal.1.log"
     frames = take_frames(read_file(fs, path))[0]
@@ -170,8 +170,8 @@ def test_a_file_cut_between_frames_is_a_lost_range():
         assert offsets(store.topic(TOPIC)) == [offset for offset in range(12) if offset != frames[-1][0]]
 
 
-def test_zeros_behind_the_tail_are_no_messages():
-    """The file system had extended the file before it had the bytes."""
+def test_zeros_after_the_tail_are_not_messages():
+    """The file system had extended the file before it wrote the bytes."""
     fs = filled(3)
     overwrite(fs, WAL, len(read_file(fs, WAL)), bytes(10_000))
     with open_topics(fs) as store:
@@ -198,7 +198,7 @@ def test_a_torn_first_message_of_a_new_file():
     store.close()
 
 
-def test_leftovers_of_a_deletion_go():
+def test_leftovers_of_a_deletion_are_removed():
     """The checkpoint excludes them; the crash happened before they were removed."""
     fs = CrashFileSystem()
     store = open_topics(fs, rotate_max_bytes=100)
@@ -219,8 +219,8 @@ def test_leftovers_of_a_deletion_go():
     store.close()
 
 
-def test_all_files_are_gone():
-    """The checkpoint prevents the offsets from being used again."""
+def test_offsets_are_not_reused_when_all_files_are_missing():
+    """The checkpoint prevents it."""
     fs = filled(7)
     fs.remove(WAL)
     with open_topics(fs) as store:
@@ -229,15 +229,15 @@ def test_all_files_are_gone():
         assert offsets(log) == [7]
 
 
-def test_others_know_a_higher_offset():
-    """The offsets of the object store were given out, too."""
+def test_a_higher_offset_in_objects_is_respected():
+    """The offsets of the object store were used, too."""
     fs = filled(3)
     recovered = recover(fs, DIRECTORY, file_name="wal.log", observer=InMemoryObserver(), next_offset_min=50)
     assert (recovered.next_offset, recovered.active, recovered.seq) == (50, None, 1)
 
 
-def test_a_failed_sync_poisons():
-    """Nothing more is accepted; opening again writes the messages of the failed sync once more."""
+def test_a_failed_sync_is_final():
+    """No append succeeds after it; opening again writes the messages of the failed sync once more."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk)
     store = open_topics(fs)

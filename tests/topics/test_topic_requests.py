@@ -46,7 +46,7 @@ def asked(fs, store, command, *, wait_s=5.0, **arguments):
     return ask(fs, ROOT, Request(command, arguments), wait_s=wait_s, clock=Owner(store.maintain))
 
 
-def test_the_owner_does_what_it_is_asked():
+def test_the_owner_runs_requested_commands():
     """Open subscriptions continue at their new position; errors are returned with their class."""
     fs = CrashFileSystem()
     with open_topics(fs, rotate_max_bytes=300) as store:
@@ -81,8 +81,8 @@ def test_the_owner_does_what_it_is_asked():
         assert fs.list_dir(f"{ROOT}/.requests") == []
 
 
-def test_errors_of_a_command_come_back():
-    """As a transient error, a usage error, or another error; an unexpected one ends no thread."""
+def test_errors_of_a_command_are_returned():
+    """As a transient error, a usage error, or another error; an unexpected error ends no thread."""
     fs = CrashFileSystem()
     fs.make_dirs(ROOT)
     lock = hold(fs, f"{ROOT}/{LOCK_NAME}", owner="topics")
@@ -103,8 +103,8 @@ def test_errors_of_a_command_come_back():
     lock.release()
 
 
-def test_nobody_answers():
-    """The request is withdrawn, unless it was taken: then it continues. Damaged requests are rejected."""
+def test_an_unanswered_request_is_withdrawn():
+    """Unless the owner has taken it: then it continues. Damaged requests are rejected."""
     fs = CrashFileSystem()
     fs.make_dirs(ROOT)
     lock = hold(fs, f"{ROOT}/{LOCK_NAME}", owner="topics")
@@ -132,8 +132,8 @@ def test_nobody_answers():
     lock.release()
 
 
-def test_another_process_has_the_directory_by_now():
-    """It removes the requests to the previous owner; the requester has to ask again."""
+def test_a_new_owner_removes_requests_to_the_previous_one():
+    """The requester has to repeat its request."""
     fs = CrashFileSystem()
     first = open_topics(fs)
 
@@ -160,9 +160,9 @@ def run(*arguments, code=0, text=None):
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_commands(root, live):
-    """The same result, whether a process has the topics open or not."""
-    owner = TopicStore.open(root, settings={"wal": {"fsync_interval_ms": 20}}) if live else None  # looks every 5 ms
+def test_commands_give_the_same_result_with_and_without_an_owner(root, live):
+    """Whether or not a process has the topics open."""
+    owner = TopicStore.open(root, settings={"wal": {"fsync_interval_ms": 20}}) if live else None  # polls every 5 ms
     assert "billing of default/orders continues at offset 5" in run("seek", root, TOPIC, "billing", "--to", 5)
     assert json.loads(run("seek", root, TOPIC, "billing", "--to", "latest", "--json"))["offset"] == 8
     assert "its end, 8, is the furthest" in run("seek", root, TOPIC, "billing", "--to", 9, code=2)
@@ -183,8 +183,8 @@ def test_commands(root, live):
         owner.close()
 
 
-def test_a_command_goes_on_by_itself_when_the_owner_ends(root):
-    """The owner was asked, and closed before it checked: the directory is free, and the command does the work."""
+def test_a_command_runs_itself_when_the_owner_ends(root):
+    """The owner closed before it took the request: the directory is free, and the command does the work."""
     owner = TopicStore.open(root, background=False)
     closing = threading.Timer(0.05, owner.close)
     closing.start()
@@ -194,8 +194,8 @@ def test_a_command_goes_on_by_itself_when_the_owner_ends(root):
         assert store.subscribe(TOPIC, "billing").next_offset == 5
 
 
-def test_an_owner_without_upkeep_is_named(root):
-    """With the remedy."""
+def test_the_error_for_an_owner_without_maintenance_has_the_remedy(root):
+    """It names the owner."""
     with TopicStore.open(root, background=False):
         told = run("seek", root, TOPIC, "billing", "--to", 5, "--wait", 0.01, code=1)
     assert "did not take the request within 0.01 s: stop it, or let it call TopicStore.maintain" in told

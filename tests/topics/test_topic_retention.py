@@ -35,8 +35,8 @@ def size_of(store):
     return store.topic(TOPIC).stats()["disk_bytes"]
 
 
-def test_size():
-    """16 MB with a limit of 1 MB: the excess is deleted, oldest first, without any other setting."""
+def test_files_are_deleted_by_size():
+    """With 16 MB and a limit of 1 MB, the excess is deleted, oldest first, without any other setting."""
     observer = InMemoryObserver()
     with opened({"deleter": {"retention_size_mb": 1}}, observer=observer) as store:
         log = store.topic(TOPIC)
@@ -51,8 +51,8 @@ def test_size():
         assert found[0] > 200
 
 
-def test_age():
-    """A quiet topic, too: its file is closed in time, and deleted when it is old enough; not before."""
+def test_files_are_deleted_by_age():
+    """In a quiet topic, too: its file is closed in time, and deleted when it is old enough, not before."""
     clock = ManualClock()
     with opened({"deleter": {"retention_time_minutes": 60, "check_interval_minutes": 1}}, clock=clock) as store:
         log = store.topic(TOPIC)
@@ -72,8 +72,8 @@ def test_age():
         assert log.append(b"2") == 2
 
 
-def test_a_crash_brings_nothing_back():
-    """And the offsets continue."""
+def test_a_crash_restores_no_deleted_file():
+    """The offsets continue."""
     fs = CrashFileSystem()
     chosen = {"wal": {"rotate_max_bytes": 300}, "deleter": {"retention_size_mb": 0}}
     with opened(chosen, fs=fs) as store:
@@ -90,7 +90,7 @@ def test_a_crash_brings_nothing_back():
         assert store.topic(TOPIC).append(b"x") == 30
 
 
-def test_subscriptions_are_waited_for():
+def test_files_with_unconfirmed_messages_are_kept():
     """If configured."""
     chosen = {
         "wal": {"rotate_max_bytes": 300},
@@ -111,7 +111,7 @@ def test_subscriptions_are_waited_for():
         assert 0 < offsets(log)[0] <= 15
 
 
-def test_the_interval_of_looking():
+def test_retention_runs_at_its_interval():
     """The thread checks at this interval, and when it starts."""
     clock = ManualClock()
     with opened({"wal": {"rotate_max_bytes": 300}, "deleter": {"retention_size_mb": 0}}, clock=clock) as store:
@@ -132,7 +132,7 @@ def test_the_interval_of_looking():
 
 
 @pytest.mark.parametrize("settings", [{}, {"deleter": {"retention_size_mb": None, "retention_time_minutes": None}}])
-def test_by_default_nothing_goes(settings):
+def test_by_default_nothing_is_deleted(settings):
     """The document's defaults, a day and 10 GiB, are for files whose messages are in objects."""
     clock = ManualClock()
     with opened(settings, clock=clock) as store:
@@ -159,8 +159,8 @@ def test_by_default_nothing_goes(settings):
     ({"topics": {"a/b": {"deleter": {"retention_size_mb": None, "wait_for_subscriptions": True}}}},
      "topics.a/b.deleter.wait_for_subscriptions"),
 ])  # fmt: skip
-def test_settings_without_effect_are_refused(settings, key):
-    """By name: they are about objects, and there are none."""
+def test_settings_of_objects_are_refused_without_objects(settings, key):
+    """The error has the name of the setting."""
     fs = CrashFileSystem()
     with pytest.raises(SettingsError, match=rf"^{key} has no effect"):
         opened(settings, fs=fs)
@@ -184,13 +184,13 @@ def test_retention_of_topics_in_memory_is_refused(settings):
     ({"topics": {"a/b": {"wal": {"rotate_max_bytes": 7}}}}, "topics.a/b.wal.rotate_max_bytes"),
 ])  # fmt: skip
 def test_settings_of_files_are_refused_without_files(settings, key):
-    """They are about names, rotation and syncs of files."""
+    """They configure names, rotation and syncs of files."""
     with pytest.raises(SettingsError, match=f"^{key} has no effect: these topics are in memory only"):
         TopicStore.open(settings=settings, background=False)
 
 
-def test_settings_of_single_topics():
-    """By name or pattern, instead of the general settings; the last matching one applies."""
+def test_a_topic_may_have_its_own_settings():
+    """By name or pattern, instead of the general settings; the last match applies."""
     settings = TopicSettings.from_mapping(
         {
             "storage": {
@@ -231,8 +231,8 @@ def test_settings_of_single_topics():
     ({"a/b": {"wal": {"cache_capacity": "x"}}}, r"topics.a/b.wal.cache_capacity: str where int"),
     ({"a/b": {"wal": {"cache_capacity": 0}}}, r"topics.a/b: wal.cache_capacity must be at least 1"),
 ])  # fmt: skip
-def test_what_is_wrong_with_settings_of_topics(topics, words):
-    """Reported with the key when they are created."""
+def test_invalid_topic_settings_are_reported_with_their_key(topics, words):
+    """When the settings are created."""
     with pytest.raises(SettingsError, match=words):
         TopicSettings.from_mapping({"topics": topics})
     if not isinstance(topics.get("a/b"), int):

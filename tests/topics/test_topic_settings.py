@@ -1,4 +1,4 @@
-"""The broker's file as the document shows it: each key, its default, and its effect."""
+"""The broker's file as in the document: each key, its default, and its effect."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ storage:
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "the id", "AWS_SECRET_ACCESS_KEY": "the secret"}
 
 
-def test_the_printed_file_loads():
-    """Every key of it, with the environment's values for its placeholders."""
+def test_the_file_in_the_document_loads():
+    """All of its keys, with values from the environment for the placeholders."""
     settings = TopicSettings.from_mapping(yaml.safe_load(PRINTED), ENVIRONMENT)
     assert settings.wal == WalSettings(
         dir="/var/lib/danube/wal", cache_capacity=2048, fsync_interval_ms=5000, fsync_max_batch_bytes=10 << 20,
@@ -59,7 +59,7 @@ def test_the_printed_file_loads():
     assert settings.cloud.options["secret_key"] == "the secret"
 
 
-def test_secrets_are_shown_by_nothing():
+def test_secrets_are_not_shown():
     """Neither by the settings nor by their errors."""
     settings = TopicSettings.from_mapping(yaml.safe_load(PRINTED), ENVIRONMENT)
     assert "the secret" not in f"{settings!r} {settings}"
@@ -68,8 +68,8 @@ def test_secrets_are_shown_by_nothing():
     assert "the secret" not in str(caught.value)
 
 
-def test_defaults_are_the_documents():
-    """Of the log, the uploader, the deleter and the progress of subscriptions."""
+def test_defaults_equal_the_documents():
+    """For the log, the uploader, the deleter and the progress of subscriptions."""
     settings = TopicSettings()
     assert settings == TopicSettings.from_mapping({}) == TopicSettings.from_mapping({"storage": {}})
     wal = settings.wal
@@ -106,23 +106,23 @@ def test_defaults_are_the_documents():
     ({"storage": {"wal": {"dir": "${HOME_OF_NOBODY}"}}}, "no HOME_OF_NOBODY .*environment=os.environ"),
     ("broker.yaml", "a mapping, not str: parse the broker's file first"),
 ])  # fmt: skip
-def test_what_is_wrong_is_said(mapping, words):
-    """With the name of the key, and the closest known one."""
+def test_invalid_settings_are_reported_with_their_key(mapping, words):
+    """And with the closest known key."""
     with pytest.raises(SettingsError, match=words):
         TopicSettings.from_mapping(mapping)
 
 
-# ── what each key of the log does ────────────────────────────────────────────────────────────────────────
+# ── effects of the log's keys ────────────────────────────────────────────────────────────────────────────
 
 
 def synced(fs: CrashFileSystem) -> int:
-    """How many messages would remain after a power loss."""
+    """Return how many messages would remain after a power loss."""
     with open_topics(fs.clone_after_crash(0)) as store:
         return store.topic(TOPIC).current_offset()
 
 
-def test_dir_is_the_root_and_without_it_nothing_is_written():
-    """`wal.dir`: no directory is memory only."""
+def test_without_a_dir_nothing_is_written():
+    """`wal.dir` is the root directory; without it topics are only in memory."""
     fs = CrashFileSystem()
     with TopicStore.open(settings={"wal": {"dir": "/here"}}, fs=fs, clock=ManualClock(), background=False) as store:
         store.topic(TOPIC).append(b"1")
@@ -135,8 +135,8 @@ def test_dir_is_the_root_and_without_it_nothing_is_written():
     assert fs.steps == steps
 
 
-def test_file_name():
-    """`wal.file_name` names the first file; the others carry a number."""
+def test_file_name_names_the_first_file():
+    """`wal.file_name`; the other files have a number in their names."""
     fs = CrashFileSystem()
     with open_topics(fs, file_name="orders.txt", rotate_max_bytes=1) as store:
         for number in range(3):
@@ -147,7 +147,7 @@ def test_file_name():
         assert store.topic(TOPIC).current_offset() == 3
 
 
-def test_cache_capacity_and_bytes():
+def test_cache_capacity_and_bytes_limit_the_cache():
     """`wal.cache_capacity` and `cache_max_bytes` limit the messages in memory."""
     with open_topics(CrashFileSystem(), cache_capacity=5) as store:
         log = store.topic(TOPIC)
@@ -166,8 +166,8 @@ def test_cache_capacity_and_bytes():
         assert log.stats()["danube_wal_cache_size"] == 1
 
 
-def test_fsync_interval():
-    """`wal.fsync_interval_ms`: no message is unsynced for longer; 0 syncs each append."""
+def test_fsync_interval_bounds_the_age_of_unsynced_messages():
+    """`wal.fsync_interval_ms`; 0 syncs each append."""
     fs, clock = CrashFileSystem(), ManualClock()
     with open_topics(fs, clock=clock, fsync_interval_ms=1000) as store:
         log = store.topic(TOPIC)
@@ -185,8 +185,8 @@ def test_fsync_interval():
         assert synced(fs) == 3
 
 
-def test_when_a_sync_is_due():
-    """By the interval after the first unsynced append; immediately after a number of bytes; per file."""
+def test_a_sync_is_due_by_time_and_by_size():
+    """After the interval since the first unsynced append, or immediately after a number of bytes; per file."""
     told: list[bool] = []
     with open_topics(CrashFileSystem(), fsync_max_batch_bytes=1_000, rotate_max_bytes=5_000) as store:
         log = store.topic("default/orders")
@@ -212,8 +212,8 @@ def test_when_a_sync_is_due():
         assert told == [False, True]
 
 
-def test_a_long_file_is_not_unsynced_when_it_is_opened():
-    """Existing messages count as synced: only new ones are waited for."""
+def test_an_opened_file_counts_as_synced():
+    """Only new messages are waited for, however long the file is."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic("default/orders").append(bytes(5_000))
@@ -225,8 +225,8 @@ def test_a_long_file_is_not_unsynced_when_it_is_opened():
         assert told == [False]
 
 
-def test_fsync_max_batch_bytes():
-    """`wal.fsync_max_batch_bytes`: the maximum of unsynced bytes, however long the interval."""
+def test_fsync_max_batch_bytes_bounds_unsynced_bytes():
+    """`wal.fsync_max_batch_bytes`, however long the interval."""
     fs = CrashFileSystem()
     with open_topics(fs, fsync_max_batch_bytes=10_000) as store:
         log = store.topic(TOPIC)
@@ -237,8 +237,8 @@ def test_fsync_max_batch_bytes():
         assert synced(fs) == 10
 
 
-def test_rotate_max_bytes():
-    """`wal.rotate_max_bytes` closes a file of this size; each file begins with the expected offset."""
+def test_rotate_max_bytes_bounds_the_file_size():
+    """`wal.rotate_max_bytes`; each file begins with the expected offset."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=300) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 2)
@@ -251,8 +251,8 @@ def test_rotate_max_bytes():
         assert [file.sealed for file in found] == [True] * (len(found) - 1) + [False]
 
 
-def test_rotate_max_seconds():
-    """`wal.rotate_max_seconds`: an idle topic rotates, too; an empty file never does."""
+def test_rotate_max_seconds_rotates_idle_topics():
+    """`wal.rotate_max_seconds`; an empty file is never rotated."""
     clock = ManualClock()
     with open_topics(CrashFileSystem(), clock=clock, rotate_max_seconds=60) as store:
         log = store.topic(TOPIC)
@@ -271,6 +271,6 @@ def test_rotate_max_seconds():
         assert len(log._engine.wal.files()) == 2
 
 
-def test_cloud_settings_have_a_repr():
-    """Without the options."""
+def test_the_repr_of_cloud_settings_omits_the_options():
+    """The options may contain secrets."""
     assert repr(CloudSettings("fs", "/cold", {"a": "b"})) == "CloudSettings(backend='fs', root='/cold')"

@@ -1,4 +1,4 @@
-"""A `TopicStore`: its topics, its metrics, closing it; and a process that is killed while it appends."""
+"""A `TopicStore`: its topics, its metrics, its close, and a process that is killed while it appends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from quiver.topics.reading.read import TopicFiles
 from quiver.topics.store import TopicStore
 
 
-def test_one_log_a_topic():
-    """The same log for the same name, with or without a slash; topics are independent."""
+def test_the_same_name_gives_the_same_log():
+    """With and without a slash; topics are independent."""
     with open_topics(CrashFileSystem()) as store:
         first, second = store.topic("a/b"), store.topic("/a/c")
         assert store.topic("/a/b") is first
@@ -29,8 +29,8 @@ def test_one_log_a_topic():
         assert store.topics() == ["a/b", "a/c"]
 
 
-def test_topics_are_found_again():
-    """Those that have files, next to unrelated files."""
+def test_topics_with_files_are_found_again():
+    """Next to unrelated files."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic("a/b").append(b"1")
@@ -40,8 +40,8 @@ def test_topics_are_found_again():
         assert store.topics() == ["a/b"]
 
 
-def test_a_closed_store_refuses():
-    """Its topics, too; closing twice is allowed."""
+def test_a_closed_store_refuses_calls():
+    """So do its topics; closing twice is allowed."""
     store = open_topics(CrashFileSystem())
     log = store.topic(TOPIC)
     log.append(b"1")
@@ -55,8 +55,8 @@ def test_a_closed_store_refuses():
     assert list(reader) == []
 
 
-def test_metrics_have_the_documents_names():
-    """Bytes are counted once each; rotations and damage are counted, too."""
+def test_metrics_have_the_documented_names():
+    """Bytes are counted once; rotations and damage are counted, too."""
     observer = InMemoryObserver()
     fs = CrashFileSystem()
     with TopicStore.open(
@@ -72,8 +72,8 @@ def test_metrics_have_the_documents_names():
     assert observer.total("danube_wal_bytes_written_total") == size
 
 
-def test_files_are_read_beside_a_live_writer():
-    """As another process sees them: appended messages are there, damage and gaps are reported."""
+def test_files_are_readable_next_to_a_live_writer():
+    """Another process sees the appended messages, and damage and gaps are reported."""
     fs = CrashFileSystem()
     with open_topics(fs, rotate_max_bytes=400) as store:
         log = store.topic(TOPIC)
@@ -98,7 +98,7 @@ def test_files_are_read_beside_a_live_writer():
     assert pickle.loads(pickle.dumps(TopicFiles("/x", TOPIC))).topic == TOPIC
 
 
-def test_unloading_ends_readers_and_subscriptions():
+def test_unload_ends_readers_and_subscriptions():
     """Their state is saved; the topic opens again where it ended."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
@@ -132,8 +132,8 @@ while True:
 
 
 @pytest.mark.kill
-def test_a_killed_process_loses_nothing(tmp_path):
-    """Repeatedly: all confirmed messages are there, in order, and offsets continue."""
+def test_a_killed_process_loses_no_confirmed_message(tmp_path):
+    """Repeatedly: all confirmed messages exist, in order, and offsets continue."""
     root = str(tmp_path / "topics")
     confirmed = -1
     for turn in range(6):
@@ -151,8 +151,8 @@ def test_a_killed_process_loses_nothing(tmp_path):
         assert len(found) > confirmed
 
 
-def test_what_is_none_is_refused_in_words():
-    """Nothing is guessed: neither a directory, nor a kind, nor an attribute."""
+def test_invalid_arguments_are_refused_with_a_reason():
+    """No directory, kind or attribute is guessed."""
     with pytest.raises(UsageError, match="path of the topics is empty"):
         TopicStore.open("", fs=CrashFileSystem(), background=False)
     with open_topics(CrashFileSystem()) as store:

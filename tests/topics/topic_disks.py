@@ -1,4 +1,4 @@
-"""What tests of topics share: a store on a disk in memory, and what is in its files."""
+"""Shared by tests of topics: a store on a disk in memory, and access to its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_topics(fs: FileSystem, *, clock: Clock | None = None, cold: Any = None,
 
 
 def payloads(log: Any, start: Any = "earliest") -> list[bytes]:
-    """What is there from *start* on; lost ranges are passed over."""
+    """Return the payloads from *start* on; lost ranges are skipped."""
     with log.reader(start, follow=False, on_lost="skip") as reader:
         return [message.payload for message in reader]
 

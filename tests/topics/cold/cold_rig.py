@@ -121,11 +121,11 @@ def append(log: TopicLog, count: int) -> None:
     for _ in range(count):
         number = log._engine.wal.next_offset
         if log.append(payload(number)) != number:
-            raise AssertionError("an offset that nobody expected")
+            raise AssertionError("an offset out of order")
 
 
 def read(log: TopicLog, start: int = 0) -> list[bytes]:
-    """Everything from *start* on; it must be in order."""
+    """Read all messages from *start*; the offsets must be in order."""
     with log.reader(start=start, follow=False) as reader:
         messages = list(reader)
     if [one.offset for one in messages] != list(range(start, start + len(messages))):
@@ -134,18 +134,18 @@ def read(log: TopicLog, start: int = 0) -> list[bytes]:
 
 
 def expected(count: int, start: int = 0) -> list[bytes]:
-    """What `read` must return."""
+    """Return what `read` must return."""
     return [payload(number) for number in range(start, count)]
 
 
 def holes(catalogue: ObjectCatalog, behind: int) -> list[tuple[int, int]]:
-    """Ranges below *behind* that no object has."""
+    """Return the ranges below an offset that no object contains."""
     edges = [(0, 0), *((one.start_offset, one.end_offset + 1) for one in catalogue.descriptors()), (behind, behind)]
     return [(before[1], after[0]) for before, after in itertools.pairwise(edges) if before[1] < after[0]]
 
 
 def check_tidy(rig: Rig) -> None:
-    """After a whole cycle: every object is named, every name has its object, none overlap, none is missing between."""
+    """Check the catalog after a complete cycle: names and objects match one to one, without overlaps or gaps."""
     catalogue = rig.tier.catalog(TOPIC)
     catalogue.refresh()
     found = catalogue.descriptors()
@@ -156,12 +156,12 @@ def check_tidy(rig: Rig) -> None:
             raise AssertionError(f"{before.object_id} and then {after.object_id}")
     for one in found:
         if rig.memory.head(PREFIX + one.object_id).size_bytes != one.size:
-            raise AssertionError(f"{one.object_id} is not what its descriptor says")
+            raise AssertionError(f"{one.object_id} differs from its descriptor")
 
 
 @dataclass
 class Moment:
-    """The contents of all disks and stores at one step, if everything had stopped there."""
+    """The contents of all disks and stores after one step, as a crash there would leave them."""
 
     label: str
     promised: int
@@ -171,7 +171,7 @@ class Moment:
 
 
 def moments(rig: Rig, work: Callable[[TopicLog, Callable[[int], None]], None], *, kinds: int = 2) -> list[Moment]:
-    """Every step of *work*, which says with its second argument how many messages are promised from then on."""
+    """Yield every step of *work*, which reports through its second argument how many messages are promised."""
     found: list[Moment] = []
     promised = [0]
     disk = rig.disk

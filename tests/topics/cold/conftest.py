@@ -1,1 +1,1 @@
-"""Puts the modules that tests of the object tier of topics share on the path, for those in sub-folders too."""
+"""Put the shared modules of the object tier tests of topics on the path, also for tests in subfolders."""

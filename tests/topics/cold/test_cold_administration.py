@@ -20,7 +20,7 @@ def opened(**changed):
     return rig, rig.store.topic(TOPIC)
 
 
-def test_uploading_syncs_first():
+def test_upload_syncs_first():
     """Messages appended just now are in objects on return; an outage is reported."""
     rig, log = opened()
     append(log, 5)
@@ -40,8 +40,11 @@ def test_uploading_syncs_first():
 
 
 @pytest.mark.parametrize("before", [7, "latest"])
-def test_truncating_deletes_objects_too(before):
-    """Complete ones; the rest is not uploaded again; a machine without files continues at the right offset."""
+def test_truncate_deletes_objects_too(before):
+    """
+    Complete objects are deleted, the rest is not uploaded again, and a machine without files continues at the right
+    offset.
+    """
     rig, log = opened()
     append(log, 20)
     rig.store.upload(TOPIC)
@@ -60,8 +63,8 @@ def test_truncating_deletes_objects_too(before):
         append(log, 3)
 
 
-def test_deleting_leaves_nothing_in_either_store():
-    """Except the owner and the next offset: another machine continues after it, and brings no message back."""
+def test_delete_leaves_nothing_in_either_store():
+    """Only the owner and the next offset remain: another machine continues after it and restores no message."""
     rig, log = opened()
     append(log, 20)
     rig.store.subscribe(TOPIC, "billing", start=0)
@@ -84,8 +87,8 @@ def test_deleting_leaves_nothing_in_either_store():
 
 @pytest.mark.parametrize("rotate", [None, 400])
 @pytest.mark.parametrize("what", ["truncate", "delete"])
-def test_a_machine_that_had_the_topic_brings_nothing_back(what, rotate):
-    """Its older files are deleted when it has the topic again, even if it had all messages."""
+def test_a_former_owner_does_not_restore_deleted_messages(what, rotate):
+    """Its older files are deleted when it owns the topic again, even if it had all messages."""
     one = Rig(chosen=settings(keep_minutes=None, rotate=rotate))
     with one.opened() as log:
         append(log, 20)
@@ -104,8 +107,8 @@ def test_a_machine_that_had_the_topic_brings_nothing_back(what, rotate):
 
 
 @pytest.mark.parametrize("step", ["list", "delete", "commit"])
-def test_a_topic_that_could_not_be_deleted_can_be_used_and_deleted_again(step):
-    """The object store or the metadata store becomes unavailable in the middle of it."""
+def test_a_topic_whose_deletion_failed_can_be_used_and_deleted_again(step):
+    """The object store or the metadata store becomes unavailable during the deletion."""
     rig, log = opened()
     append(log, 20)
     rig.store.upload(TOPIC)
@@ -127,8 +130,8 @@ def test_a_topic_that_could_not_be_deleted_can_be_used_and_deleted_again(step):
     rig.close()
 
 
-def test_a_topic_that_another_took_is_not_deleted():
-    """Nothing of it is changed, here or there."""
+def test_a_topic_owned_by_another_process_is_not_deleted():
+    """Nothing of it changes, locally or remotely."""
     rig, log = opened()
     append(log, 5)
     rig.store.upload(TOPIC)
@@ -145,7 +148,7 @@ def test_a_topic_that_another_took_is_not_deleted():
     rig.close()
 
 
-def test_a_topic_that_nobody_ever_had_is_not_made_by_administration():
+def test_administration_does_not_create_missing_topics():
     """A misspelt name used to be opened, owned and uploaded; a topic that another machine created exists."""
     rig, log = opened()
     append(log, 5)
@@ -173,8 +176,8 @@ def test_a_topic_that_nobody_ever_had_is_not_made_by_administration():
 
 
 @pytest.mark.parametrize("topic", [TOPIC, None], ids=["one", "all"])
-def test_a_command_waits_for_owners_that_may_be_dead(topic):
-    """For one topic or for all that this directory has; it used to wait for one only."""
+def test_commands_wait_for_owners_that_may_be_dead(topic):
+    """For one topic or for all topics of the directory; it used to wait for one only."""
     first, log = opened()
     append(log, 5)
     append(first.store.topic("a/b"), 5)

@@ -1,4 +1,4 @@
-"""A task that is cancelled while its message is being fetched from the object store."""
+"""A task that is cancelled while its message is fetched from the object store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_a_cancelled_task_repeats_and_skips_nothing():
-    """Its thread continues to fetch; the next task waits for it, and fetches nothing twice."""
+    """Its thread continues to fetch; the next task waits for that thread, and nothing is fetched twice."""
     rig = Rig()
     inside, leave = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""A wall clock that is set back or forward: objects and uploaded files expire in time, and no lease ends early."""
+"""The wall clock is set back or forward: objects and uploaded files expire in time, and no lease ends early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
 
 
 @STEPS_S
-def test_objects(step_s: int) -> None:
+def test_objects_expire_in_time_despite_clock_steps(step_s: int) -> None:
     """`retention_time_minutes` of objects is measured with the monotonic clock."""
     rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=60)))
     with rig.opened() as log:
@@ -35,7 +35,7 @@ def test_objects(step_s: int) -> None:
 
 
 @STEPS_S
-def test_files_that_objects_have(step_s: int) -> None:
+def test_uploaded_files_expire_in_time_despite_clock_steps(step_s: int) -> None:
     """They stay for `retention_time_minutes`."""
     rig = Rig(chosen=settings(keep_minutes=10))
     with rig.opened() as log:
@@ -52,8 +52,8 @@ def test_files_that_objects_have(step_s: int) -> None:
 
 
 @STEPS_S
-def test_leases(step_s: int) -> None:
-    """A silent owner that is watched loses its topic after a lease, neither at a step nor days later."""
+def test_leases_end_in_time_despite_clock_steps(step_s: int) -> None:
+    """A silent owner under observation loses its topic after one lease, neither at a step nor days later."""
     rig, watch = Rig(), Watch()
 
     def second() -> Ownership:

@@ -1,7 +1,4 @@
-"""
-`quiver topic rebuild-catalogue` from the command line, and `verify` of a topic whose messages are partly in
-objects.
-"""
+"""`quiver topic rebuild-catalogue`, and `verify` of a topic whose messages are partly in objects."""
 
 from __future__ import annotations
 
@@ -39,8 +36,8 @@ def run(*arguments):
     return CliRunner().invoke(entry.build_app(), [str(one) for one in arguments])
 
 
-def test_the_topic_is_readable_again(cold):
-    """All of it, and appends continue after it."""
+def test_rebuild_catalogue_makes_the_topic_readable_again(cold):
+    """All of it is readable, and appends continue after it."""
     url = f"sqlite://{cold}/t/metadata.db"
     done = run("topic", "rebuild-catalogue", cold / "cold", "--metadata", url, "--json")
 
@@ -55,7 +52,7 @@ def test_the_topic_is_readable_again(cold):
         assert store.topic(NAME)._engine.wal.next_offset == 40
 
 
-def test_damage_is_told_and_owners_are_left_alone(cold):
+def test_rebuild_catalogue_reports_damage_and_spares_owned_topics(cold):
     """Exit code 1 for damage and gaps; a topic with an owner is not changed."""
     url = f"sqlite://{cold}/other.db"
     objects = sorted((cold / "cold" / "storage/topics/default/orders/objects").iterdir())
@@ -77,21 +74,21 @@ def test_damage_is_told_and_owners_are_left_alone(cold):
     assert done.exit_code == 1
     assert "in use" in done.stderr
     store.close(timeout=0)
-    done = run(*arguments)  # closed, not handed over: until when, and how to take it
+    done = run(*arguments)  # closed without a handover: the message has the end of the lease, and how to take the topic
     (wait,) = re.findall(r"its lease with --wait (\d+)", done.stderr)
-    assert 0 < int(wait) <= 301  # what is left of the lease: some seconds of it may be over
+    assert 0 < int(wait) <= 301  # the remaining lease; some seconds of it may have passed
 
 
-def test_wrong_options_are_wrong_use(cold):
-    """Exit code 2, and the remedy."""
+def test_wrong_options_fail_with_exit_code_2(cold):
+    """The message states the remedy."""
     done = run("topic", "rebuild-catalogue", cold / "cold", "--metadata", "memory://", "--option", "region")
 
     assert done.exit_code == 2
     assert "key=value" in done.stderr
 
 
-def test_what_only_objects_have_is_not_damage(tmp_path):
-    """A topic that was away and came back: its files have a gap, which the objects fill. Without them it is a loss."""
+def test_messages_that_exist_only_in_objects_are_not_damage(tmp_path):
+    """A topic that was moved away and back has a gap in its files. Without objects to fill it, it is a loss."""
     url = f"sqlite://{tmp_path}/here/metadata.db"
     chosen = settings(rotate=None, keep_minutes=None)
     for place, count in (("here", 4), ("there", 3), ("here", 2)):
@@ -128,8 +125,8 @@ def test_what_only_objects_have_is_not_damage(tmp_path):
     assert verify(code=1)[1] == [("damaged", "messages 4 to 6 are in no file and in no object")]
 
 
-def test_a_directory_with_a_tier_is_not_opened_without(cold):
-    """Older messages would be skipped, and another owner's overwritten; the error names the remedy."""
+def test_a_topic_with_objects_is_not_opened_without_them(cold):
+    """Older messages would be skipped, and another owner's messages overwritten; the error states the remedy."""
     for options in ({}, {"settings": settings(rotate=600)}):
         with pytest.raises(SettingsError, match="open them with objects"):
             TopicStore.open(cold / "t", background=False, **options)
@@ -139,8 +136,8 @@ def test_a_directory_with_a_tier_is_not_opened_without(cold):
 
 
 @pytest.mark.parametrize("lost", [("owner.id",), ("owner.id", "metadata.db"), ("metadata.db", f"{NAME}/uploader.ckpt")])
-def test_a_lost_name_does_not_hide_the_tier(tmp_path, lost):
-    """While one sign is left, "earliest" never skips messages in objects; without any it may."""
+def test_a_lost_store_name_does_not_hide_the_objects(tmp_path, lost):
+    """While one sign of objects is left, "earliest" never skips messages in objects; without any it may."""
     root = tmp_path / "t"
     chosen = settings(rotate=600)
     with TopicStore.open(root, objects=str(tmp_path / "cold"), settings=chosen, background=False) as store:
@@ -159,8 +156,8 @@ def test_a_lost_name_does_not_hide_the_tier(tmp_path, lost):
         assert store.topics() == [NAME]
 
 
-def test_commands_take_the_tier(tmp_path):
-    """Messages in objects are printed, too, or listed; appends continue after them."""
+def test_commands_use_the_objects(tmp_path):
+    """Messages in objects are printed or listed, and appends continue after them."""
     chosen = settings(rotate=600)
     with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold"), settings=chosen, background=False) as store:
         append(store.topic(NAME), 40)
@@ -184,7 +181,7 @@ def test_commands_take_the_tier(tmp_path):
     assert run("topic", "repair", tmp_path / "t", "--objects", tmp_path / "cold").exit_code == 0
 
 
-def test_verify_reads_the_objects_when_it_is_told_where(tmp_path):
+def test_verify_with_objects_reads_them(tmp_path):
     """Damage is reported with the key, byte and messages; without the option, objects are reported as unread."""
     here, cold = tmp_path / "here", tmp_path / "cold"
     with TopicStore.open(here, objects=str(cold), settings=settings(rotate=600), background=False) as store:
@@ -217,8 +214,8 @@ def test_verify_reads_the_objects_when_it_is_told_where(tmp_path):
     assert (report["sound"], report["damaged"], report["unread"]) == (False, False, True)
 
 
-def test_what_objects_have_is_not_known_without_metadata(tmp_path):
-    """Older messages may be in unread objects: the topic is not reported as intact, even with the objects' location."""
+def test_verify_without_metadata_does_not_call_a_topic_intact(tmp_path):
+    """Unread objects may have older messages, even if the location of the objects is given."""
     here, cold, url = tmp_path / "here", tmp_path / "cold", f"sqlite://{tmp_path}/elsewhere.db"
     with TopicStore.open(
         here, objects=str(cold), metadata=url, settings=settings(rotate=600), background=False
@@ -236,8 +233,8 @@ def test_what_objects_have_is_not_known_without_metadata(tmp_path):
 
 
 @pytest.mark.parametrize("at", [1, 2, 5])
-def test_files_that_go_while_they_are_checked_are_no_damage(tmp_path, monkeypatch, at):
-    """Their messages are in objects by then: the writer uploads and deletes while the command runs."""
+def test_files_that_are_deleted_during_verify_are_not_damage(tmp_path, monkeypatch, at):
+    """Their messages are in objects by then: the writer uploads and deletes files while the command runs."""
     seen = 0
     as_it_is = check._check_file
 
@@ -261,8 +258,8 @@ def test_files_that_go_while_they_are_checked_are_no_damage(tmp_path, monkeypatc
     assert (report["start_offset"], report["next_offset"]) == (0, 40)
 
 
-def test_a_dead_machine_is_handed_over_by_hand(tmp_path):
-    """Its unuploaded messages are uploaded, and another machine continues; superseded messages are reappended."""
+def test_a_dead_machine_is_handed_over_manually(tmp_path):
+    """Its unuploaded messages are uploaded, and another machine continues; superseded messages are appended again."""
     url, cold = f"sqlite://{tmp_path}/shared.db", tmp_path / "cold"
     place = ("--objects", cold, "--metadata", url)
     chosen = settings(rotate=600, keep_minutes=None)
@@ -288,8 +285,8 @@ def test_a_dead_machine_is_handed_over_by_hand(tmp_path):
     with opened("two") as store:
         assert store.topic(NAME)._engine.wal.next_offset == 15
 
-    killed("one", 5)  # 15 to 19 are there only
-    with opened("two") as store:  # and are replaced
+    killed("one", 5)  # messages 15 to 19 exist only here
+    with opened("two") as store:  # and are superseded
         append(store.topic(NAME), 6)
     assert run("topic", "list", tmp_path / "one", "--metadata", url).exit_code == 0
     done = run("topic", "reappend", tmp_path / "one", *place, "--json")

@@ -1,6 +1,6 @@
 """
-A crash at any step of uploading, finalizing, publishing, writing checkpoints, deleting and sealing loses and repeats
-no message.
+A crash at any step of uploading, finalizing, publishing, checkpointing, deleting and sealing loses and repeats no
+message.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check(moment: Moment, rig: Rig, disk) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("workload", [upload_and_delete, seal], ids=["upload, delete", "seal"])
-def test_a_crash_at_any_step(workload, compression):
+def test_a_crash_at_any_step_loses_no_message(workload, compression):
     """The reader returns all appended messages; the next cycle removes leftovers and continues."""
     rig = Rig(chosen=settings(compression=compression))
     found = moments(rig, workload(rig))
@@ -73,7 +73,7 @@ def test_a_crash_at_any_step(workload, compression):
     assert len(found) > 20
 
 
-def test_a_crash_while_objects_expire():
+def test_a_crash_while_objects_expire_leaves_no_gap():
     """Every descriptor has its object; the remaining ones are in order and without a gap."""
     rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=1)))
 
@@ -100,8 +100,8 @@ def test_a_crash_while_objects_expire():
     assert any(moment.label.endswith("commit") for moment in found)
 
 
-def test_a_power_cut_that_takes_log_and_objects():
-    """Objects in a directory of the same disk: no local file was deleted whose object a power loss could undo."""
+def test_a_power_loss_of_log_and_objects_loses_no_message():
+    """The objects are in a directory of the same disk: a local file is deleted only after its objects are durable."""
     disk = CrashFileSystem()
     rig = Rig(disk=disk, memory=DirectoryObjects(disk, "/cold"))
     log = rig.open()

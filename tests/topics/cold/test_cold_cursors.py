@@ -30,7 +30,7 @@ PREFIX = f"/topics/{TOPIC}/subscriptions/"
 
 
 def take(rig, name, count):
-    """Confirm the next *count* messages; return their offsets."""
+    """Acknowledge the next *count* messages and return their offsets."""
     subscription = rig.store.subscribe(TOPIC, name, start="earliest")
     consumer = subscription.consumer("c")
     offsets = []
@@ -49,8 +49,8 @@ def other(rig, owner, **changed):
     return Rig(memory=rig.memory, facts=rig.facts, chosen=rig.chosen, owner=owner, **options)
 
 
-def test_a_moved_subscription_goes_on_where_it_stood():
-    """No message is delivered twice or skipped; and back again."""
+def test_a_moved_subscription_continues_at_its_position():
+    """No message is delivered twice or skipped, also after moving back."""
     one = Rig()
     log = one.open()
     append(log, 20)
@@ -70,8 +70,8 @@ def test_a_moved_subscription_goes_on_where_it_stood():
     back.close()
 
 
-def test_the_keys_are_the_documents():
-    """The subscription as JSON, and the cursor as a plain number."""
+def test_subscription_keys_have_the_documented_form():
+    """The subscription is stored as JSON, and the cursor as a plain number."""
     one = Rig()
     log = one.open()
     append(log, 5)
@@ -87,8 +87,8 @@ def test_the_keys_are_the_documents():
     one.close()
 
 
-def test_an_owner_that_dies_costs_repeats_and_nothing_else():
-    """The next owner starts at its last mirrored position; a confirmed offset is never given out again."""
+def test_a_dead_owner_causes_repeats_but_no_loss():
+    """The next owner starts at the last mirrored position; a confirmed offset is never assigned to a new message."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 10)
@@ -96,7 +96,7 @@ def test_an_owner_that_dies_costs_repeats_and_nothing_else():
     one.store.maintain()
     append(log, 5)
     log.flush()
-    assert take(one, "billing", 99) == list(range(4, 15))  # on a disk that is about to be lost
+    assert take(one, "billing", 99) == list(range(4, 15))  # on a disk that is lost below
     one.tier._find(TOPIC).cursors.tell(one.tier._find(TOPIC).kept)
 
     two = other(one, "two", patience_s=301.0)
@@ -107,7 +107,7 @@ def test_an_owner_that_dies_costs_repeats_and_nothing_else():
     two.close()
 
 
-def test_a_restart_believes_its_own_files():
+def test_a_restart_prefers_its_own_files():
     """They are newer than the mirrored records."""
     one = Rig()
     log = one.open()
@@ -123,8 +123,8 @@ def test_a_restart_believes_its_own_files():
     again.close()
 
 
-def test_removed_there_is_removed_here():
-    """A subscription that was removed on the other machine does not come back from an old file."""
+def test_a_subscription_removed_elsewhere_stays_removed():
+    """A subscription that was removed on the other machine is not restored from an old file."""
     one = Rig()
     log = one.open()
     append(log, 5)
@@ -148,8 +148,8 @@ def test_removed_there_is_removed_here():
 
 
 @pytest.mark.parametrize("nth", range(1, 5))
-def test_a_failure_at_any_commit_is_made_good(nth):
-    """It is written again the next time; the topic is not released before."""
+def test_a_failed_commit_is_repeated(nth):
+    """The record is written the next time, and the topic is not released before that."""
     one = Rig()
     log = one.open()
     append(log, 5)
@@ -167,8 +167,8 @@ def test_a_failure_at_any_commit_is_made_good(nth):
     two.close()
 
 
-def test_what_cannot_be_read_is_not_guessed():
-    """Neither a cursor, nor a progress, nor a file."""
+def test_an_unreadable_position_is_an_error():
+    """Neither a cursor, nor progress, nor a file is replaced by a guess."""
     facts, disk = MemoryMetadata(), CrashFileSystem()
     kept = SubscriptionFiles(disk, "/t")
     disk.make_dirs("/t")
@@ -191,8 +191,8 @@ def test_what_cannot_be_read_is_not_guessed():
         mirror.restore(kept)
 
 
-def test_a_topic_whose_subscriptions_cannot_be_read_is_not_opened():
-    """The error has the key; the log is closed again, and opens after the repair."""
+def test_a_topic_with_unreadable_subscriptions_is_not_opened():
+    """The error contains the key; the log is closed again, and opens after the repair."""
     one = Rig()
     append(one.open(), 5)
     take(one, "billing", 2)
@@ -213,14 +213,14 @@ def test_a_topic_whose_subscriptions_cannot_be_read_is_not_opened():
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_an_answer(data):
-    """None raises."""
+def test_the_cursor_decoder_never_raises(data):
+    """Any bytes decode to a cursor or to damage."""
     assert isinstance(decode_progress(data), (Damage, Frame))
     assert isinstance(decode_cursor(data), (Damage, Frame))
 
 
-def test_progress_bytes():
-    """Golden bytes; truncated anywhere it is damage; if too large, it omits offsets that may be delivered again."""
+def test_progress_has_golden_bytes():
+    """Truncated anywhere it is damage; if it is too large, it omits offsets that may be delivered again."""
     saved = SavedSubscription("billing", "key_shared", 7, ((9, 11),), {8: 2})
     data = encode_progress(saved, "one")
     assert decode_progress(data).value == ("one", saved)
@@ -240,8 +240,8 @@ def test_progress_bytes():
     assert parse_progress_key(PREFIX, f"{PREFIX}a/b/progress") is None
 
 
-def test_a_crash_at_any_step_of_the_arrival():
-    """The new owner dies while it takes the topic over: the next one starts at the same message."""
+def test_a_crash_during_takeover_keeps_the_position():
+    """The new owner dies while it takes over the topic: the next one starts at the same message."""
     one = Rig()
     log = one.open()
     append(log, 8)

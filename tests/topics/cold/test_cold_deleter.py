@@ -28,8 +28,8 @@ def going(fs, *, minutes=None, mib=None):
     return [(one.seq, why) for one, why in files_to_release(fs, chosen, now_ns=0)]
 
 
-def test_by_age():
-    """The oldest files, as long as each is old enough; never the active one."""
+def test_the_oldest_files_are_deleted_by_age():
+    """As long as each is old enough; the active file is never deleted."""
     files = [file(0, age_minutes=30), file(1, age_minutes=20), file(2, age_minutes=5), file(3, age_minutes=40)]
     active = file(4, age_minutes=99, sealed=False)
 
@@ -39,8 +39,8 @@ def test_by_age():
     assert going([active], minutes=0) == []
 
 
-def test_by_size():
-    """The oldest files, until the rest fits; the active one counts, and files deleted by age are not counted twice."""
+def test_the_oldest_files_are_deleted_by_size():
+    """Until the rest fits; the active file counts, and files deleted by age are not counted twice."""
     files = [file(0, mib=4, age_minutes=9), file(1, mib=3), file(2, mib=2), file(3, mib=1, sealed=False)]
 
     assert going(files, mib=10) == []
@@ -52,8 +52,8 @@ def test_by_size():
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=8), st.integers(0, 50), st.integers(0, 40))
-def test_never_more_than_needed(given_files, minutes, mib):
-    """The beginning is deleted; the rest is young and small, or the last deleted file was necessary."""
+def test_no_more_files_are_deleted_than_needed(given_files, minutes, mib):
+    """A prefix is deleted; the rest is young and small, or the last deleted file was necessary."""
     files = [file(seq, age_minutes=age, mib=size) for seq, (age, size) in enumerate(given_files)]
     files.append(file(len(files), mib=1, sealed=False))
 
@@ -73,8 +73,8 @@ def descriptor(start, *, age_minutes=0, mib=1):
     return ObjectDescriptor(f"data-{start}-{start + 9}.dnb1", start, start + 9, mib * MIB, None, -age_minutes * 60)
 
 
-def test_objects_by_age_and_size_but_never_the_newest():
-    """Separately from local files; the newest records how far the topic has come."""
+def test_objects_expire_by_age_and_size_except_the_newest():
+    """Their limits are separate from those of local files; the newest object records the next offset of the topic."""
     objects = [
         descriptor(0, age_minutes=60, mib=3),
         descriptor(10, age_minutes=50, mib=3),
@@ -91,8 +91,8 @@ def test_objects_by_age_and_size_but_never_the_newest():
     assert expired(retention_size_mb=1) == [0, 10]
 
 
-def test_nothing_goes_that_is_not_uploaded():
-    """However old and large."""
+def test_files_that_are_not_uploaded_are_not_deleted():
+    """However old and large they are."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 20)
@@ -108,8 +108,8 @@ def test_nothing_goes_that_is_not_uploaded():
 
 
 @pytest.mark.parametrize("trouble", ["missing", "shorter"])
-def test_nothing_goes_whose_object_is_not_there_any_more(trouble):
-    """It was verified when it was created; it is checked again before the only other copy is deleted."""
+def test_files_whose_object_is_missing_are_not_deleted(trouble):
+    """The object was verified when it was created; it is checked again before the only other copy is deleted."""
     rig = Rig(chosen=settings(keep_minutes=10))
     with rig.opened() as log:
         append(log, 20)
@@ -129,8 +129,8 @@ def test_nothing_goes_whose_object_is_not_there_any_more(trouble):
         assert read(log) == expected(20)
 
 
-def test_nothing_goes_that_a_subscription_has_not_confirmed():
-    """If configured; without subscriptions nothing is waited for."""
+def test_files_with_unconfirmed_messages_are_not_deleted():
+    """Only if configured; without subscriptions nothing is waited for."""
     for confirmed, kept in ((0, True), (7, True), (99, False), (None, False)):
         rig = Rig(chosen=settings(wait=True))
         with rig.opened() as log:
@@ -143,7 +143,7 @@ def test_nothing_goes_that_a_subscription_has_not_confirmed():
             assert log._engine.wal.start_offset <= (20 if confirmed is None else confirmed)
 
 
-def test_a_file_that_is_being_read_stays():
+def test_a_file_that_is_being_read_is_not_deleted():
     """It is deleted when the reader has finished with it."""
     rig = Rig()
     with rig.opened() as log:
@@ -160,7 +160,7 @@ def test_a_file_that_is_being_read_stays():
         assert not rig.disk.exists(first.path)
 
 
-def test_a_file_that_cannot_be_removed_is_not_forgotten():
+def test_a_file_that_cannot_be_removed_is_removed_later():
     """It used to be forgotten and stayed on the disk: the next pass removes it, and it is not read."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, path_part="wal")
@@ -181,8 +181,8 @@ def test_a_file_that_cannot_be_removed_is_not_forgotten():
         assert read(log) == expected(12)
 
 
-def test_deletion_is_counted_by_its_reason():
-    """An operator sees which rule applied."""
+def test_deletions_are_counted_by_reason():
+    """The metric shows which rule applied."""
     rig = Rig(chosen=settings(keep_minutes=None, keep_mb=0))
     with rig.opened() as log:
         append(log, 20)
@@ -192,7 +192,7 @@ def test_deletion_is_counted_by_its_reason():
 
 
 def test_start_offset_survives_a_restart():
-    """It moved durably before the files were deleted, and never moves back."""
+    """It is moved durably before the files are deleted, and never moves back."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 20)
@@ -211,7 +211,7 @@ def test_start_offset_survives_a_restart():
 
 
 def test_objects_expire_by_their_own_policy():
-    """Descriptor first; a reader from the beginning gets an error, and continues after the deleted messages."""
+    """The descriptor is removed first; a reader from the start gets an error, and continues after the deletion."""
     rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=60)))
     with rig.opened() as log:
         append(log, 10)
@@ -232,8 +232,8 @@ def test_objects_expire_by_their_own_policy():
             assert reader.lost == [(0, start)]
 
 
-def test_what_was_uploaded_and_what_went_is_told_with_its_fields(monkeypatch):
-    """Topic, object, number of the file, offsets: every move of messages is logged."""
+def test_uploads_and_deletions_are_logged_with_their_fields(monkeypatch):
+    """Topic, object, file number, offsets: every move of messages is logged."""
     told = []
     rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=60)))
     monkeypatch.setattr(rig.observer, "event", lambda name, **fields: told.append((name, fields)))

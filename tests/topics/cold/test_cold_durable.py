@@ -26,7 +26,7 @@ def opened(**changed):
 
 
 def on_another_disk(rig):
-    """The messages that remain when a machine is lost with its disk, after its lease."""
+    """Return the messages that remain when a machine is lost with its disk, after its lease."""
     other = Rig(
         disk=CrashFileSystem(), memory=rig.memory.clone(), facts=rig.facts.clone(), owner="two", patience_s=301.0,
         chosen=rig.chosen,
@@ -35,7 +35,7 @@ def on_another_disk(rig):
         return read(log)
 
 
-def test_a_lost_disk_costs_nothing_that_was_said_to_be_uploaded():
+def test_a_lost_disk_loses_no_message_confirmed_as_uploaded():
     """By an append, a batch, a numbered producer, and by waiting; messages that were only synced are lost."""
     rig, log = opened()
     log.append(b"0", durable="object")
@@ -57,7 +57,7 @@ def test_a_lost_disk_costs_nothing_that_was_said_to_be_uploaded():
     rig.close()
 
 
-def test_an_outage_is_waited_for_as_long_as_one_likes():
+def test_a_durable_append_waits_for_an_outage_as_long_as_configured():
     """The message is in the log, and is not appended again; it is uploaded when the store is back."""
     rig, log = opened()
     rig.objects.fail_on("put_parts", times=99)
@@ -80,8 +80,8 @@ def test_an_outage_is_waited_for_as_long_as_one_likes():
     rig.close()
 
 
-def test_where_nothing_is_uploaded_it_is_refused_before_anything_is_appended():
-    """Other values of *durable* are, too."""
+def test_durable_object_is_refused_without_an_object_tier():
+    """Nothing is appended; other values of *durable* are refused, too."""
     rig, log = opened()
     for durable in ("objects", "yes", 2, b"object"):
         with pytest.raises(UsageError, match='durable is False, True or "object"'):
@@ -106,7 +106,7 @@ def test_where_nothing_is_uploaded_it_is_refused_before_anything_is_appended():
     local.close()
 
 
-def test_what_will_never_be_uploaded_is_said():
+def test_waiting_for_an_upload_that_will_never_happen_is_an_error():
     """Damage in the log, another owner, a closed store; messages deleted by retention were uploaded."""
     rig, log = opened()
     append(log, 9)
@@ -132,8 +132,8 @@ def test_what_will_never_be_uploaded_is_said():
     two.close()
 
 
-def test_callers_that_wait_share_an_upload(tmp_path):
-    """In threads, with the store's thread; far fewer objects than messages."""
+def test_waiting_callers_share_an_upload(tmp_path):
+    """Several threads wait, next to the thread of the store: there are far fewer objects than messages."""
     with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold")) as store:
         log = store.topic(TOPIC)
         appended = []
@@ -154,8 +154,8 @@ def test_callers_that_wait_share_an_upload(tmp_path):
         assert store._cold.catalog(TOPIC).next_offset == 41
 
 
-def test_closing_ends_the_waiting(tmp_path):
-    """With an error that does not claim that nothing was appended."""
+def test_close_ends_waiting_appends(tmp_path):
+    """The error does not claim that nothing was appended."""
     with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold")) as store:
         log = store.topic(TOPIC)
         waits, result = threading.Event(), []
@@ -185,7 +185,7 @@ def test_closing_ends_the_waiting(tmp_path):
 
 
 def test_the_first_example_of_the_page_uploads(tmp_path, monkeypatch):
-    """Before its store is closed: the first example must produce an object."""
+    """It must produce an object before its store is closed."""
     page = Path(__file__).parents[3] / "docs" / "howto" / "object-stores.md"
     first = page.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
@@ -194,8 +194,8 @@ def test_the_first_example_of_the_page_uploads(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "cold").rglob("data-*")] == ["data-0-0.dnb1"]
 
 
-def test_who_does_not_own_a_topic_any_more_is_told_why():
-    """It was released here, or abandoned, or its record was removed."""
+def test_a_former_owner_gets_the_reason():
+    """The topic was released here, or abandoned, or its record was removed."""
     store, clock = MemoryMetadata(), ManualClock()
 
     def owner():

@@ -1,4 +1,4 @@
-"""Stores that fail, lose answers, truncate, repeat and become unavailable: no message is lost, appends continue."""
+"""Stores that fail, lose answers, truncate, repeat and become unavailable: no message is lost, and appends continue."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def mend_and_check(rig, log):
 
 @pytest.mark.parametrize("how", ["fail", "lose_answer", "truncate", "repeat", "slow"])
 @pytest.mark.parametrize("operation", OBJECT_CALLS)
-def test_each_call_of_the_object_store_goes_wrong(operation, how):
-    """For any call, the next cycle recovers, and all messages are there."""
+def test_a_fault_in_any_object_store_call_is_recovered(operation, how):
+    """After a fault in any call, the next cycle recovers, and all messages exist."""
     calls = healthy_calls()[operation]
     assert calls
 
@@ -59,7 +59,7 @@ def test_each_call_of_the_object_store_goes_wrong(operation, how):
 
 
 @pytest.mark.parametrize("operation", OBJECT_CALLS)
-def test_an_object_store_that_stays_away_costs_only_disk(operation):
+def test_an_object_store_outage_costs_only_disk_space(operation):
     """Appends and reads continue, no local file is deleted, and everything is uploaded afterwards."""
     rig = Rig()
     with rig.opened() as log:
@@ -73,7 +73,7 @@ def test_an_object_store_that_stays_away_costs_only_disk(operation):
 
 @pytest.mark.parametrize("nth", range(1, 12))
 @pytest.mark.parametrize("kind", ["get", "range", "commit", "lose_answer"])
-def test_each_call_of_the_metadata_store_goes_wrong(kind, nth):
+def test_a_fault_in_any_metadata_call_is_recovered(kind, nth):
     """A commit whose answer was lost may have happened: the catalog is read again before anything else."""
     rig = Rig()
     with rig.opened() as log:
@@ -85,7 +85,7 @@ def test_each_call_of_the_metadata_store_goes_wrong(kind, nth):
         mend_and_check(rig, log)
 
 
-def test_a_metadata_outage_of_minutes():
+def test_a_metadata_outage_of_minutes_loses_nothing():
     """Appends continue for four minutes, local files stay, and everything is uploaded when it is back."""
     rig = Rig()
     with rig.opened() as log:
@@ -107,7 +107,7 @@ def test_a_metadata_outage_of_minutes():
         assert read(log) == expected(29)
 
 
-def test_an_object_that_came_out_different_is_not_published():
+def test_an_object_that_differs_from_the_log_is_not_published():
     """The object is read back and compared with the log; the local file stays, and it is uploaded again."""
     rig = Rig()
     with rig.opened() as log:
@@ -134,7 +134,7 @@ def test_an_object_that_came_out_different_is_not_published():
 
 
 def test_a_failing_disk_does_not_stop_the_upload():
-    """The checkpoint is a hint: without it the upload continues from the catalog."""
+    """The checkpoint is only a hint: without it the upload continues from the catalog."""
     rig = Rig()
     rig.disk = FaultFileSystem(rig.disk, {"pwrite": 1}, path_part="uploader.ckpt", forever=True)
     with rig.opened() as log:
@@ -145,7 +145,7 @@ def test_a_failing_disk_does_not_stop_the_upload():
         assert rig.tier.catalog("default/orders").next_offset == 9
 
 
-def test_a_wrong_checkpoint_is_found_out():
+def test_a_wrong_checkpoint_is_detected():
     """It is only a hint: one that points into a message is replaced by the log's own marks."""
     rig = Rig(chosen=settings(rotate=100_000))
     with rig.opened() as log:
@@ -168,8 +168,8 @@ def test_a_wrong_checkpoint_is_found_out():
         assert read(log) == expected(10)
 
 
-def test_an_upload_goes_on_at_the_byte_where_it_ended():
-    """Not at the beginning of the file: the checkpoint has the file and the byte, also after a restart."""
+def test_an_upload_continues_at_the_byte_where_it_ended():
+    """Not at the start of the file: the checkpoint has the file and the byte, also after a restart."""
     rig = Rig(chosen=settings(rotate=100_000, keep_minutes=None))
     reads = []
     with rig.opened(hand_over=False) as log:
@@ -198,7 +198,7 @@ def test_an_upload_goes_on_at_the_byte_where_it_ended():
         assert again.named() == ["data-0-4.dnb1", "data-5-9.dnb1"]
 
 
-def test_a_frame_that_is_not_synced_is_not_uploaded():
+def test_an_unsynced_frame_is_not_uploaded():
     """After a power loss its offset may be given to another message: the object would differ from the log."""
     rig = Rig(chosen=settings(rotate=100_000))
     with rig.opened() as log:
@@ -211,8 +211,8 @@ def test_a_frame_that_is_not_synced_is_not_uploaded():
         assert rig.named() == ["data-0-2.dnb1"]
 
 
-def test_damage_in_the_log_is_stepped_over_and_told():
-    """The object ends before it, the next one starts after it; the file is deleted when all the rest is uploaded."""
+def test_the_upload_skips_and_reports_damage_in_the_log():
+    """The next object starts after the damage; the file is deleted when the rest is uploaded."""
     rig = Rig(chosen=settings(rotate=100_000))
     with rig.opened() as log:
         append(log, 9)
@@ -231,14 +231,14 @@ def test_damage_in_the_log_is_stepped_over_and_told():
         assert len(names) == 2
         (hole,) = holes(rig.tier.catalog("default/orders"), 9)
         assert hole[1] - hole[0] == 1
-        assert log._engine.wal.start_offset == 9  # all that the file could give is in objects
+        assert log._engine.wal.start_offset == 9  # all readable messages of the file are in objects
         with log.reader(start=0, follow=False, on_lost="skip") as reader:
             assert [one.offset for one in reader] == [n for n in range(9) if n != hole[0]]
             assert reader.lost == [hole]
 
 
-def test_reading_through_an_outage_of_the_object_store():
-    """The reader raises an error, and the same reader continues where it was."""
+def test_reading_continues_after_an_outage_of_the_object_store():
+    """The reader raises an error, and the same reader continues at its position."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 9)
@@ -251,8 +251,8 @@ def test_reading_through_an_outage_of_the_object_store():
             assert [one.payload for one in reader] == expected(9)
 
 
-def test_an_empty_place_is_not_a_loss():
-    """A disk that is not mounted, another bucket: reads fail and succeed later, and nothing is uploaded there."""
+def test_an_empty_object_store_is_not_a_loss():
+    """An unmounted disk or another bucket: reads fail and succeed later, and nothing is uploaded there."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 9)
@@ -282,7 +282,7 @@ def rig_on(rig):
     return rig
 
 
-def test_a_truncated_answer_is_not_taken_for_a_truncated_object():
+def test_a_truncated_answer_is_not_a_truncated_object():
     """The object is complete: the reader requests it again instead of reporting lost messages."""
     rig = Rig()
     with rig.opened() as log:
@@ -296,8 +296,8 @@ def test_a_truncated_answer_is_not_taken_for_a_truncated_object():
             assert [one.payload for one in reader] == expected(9)
 
 
-def test_closing_does_not_wait_for_a_backlog():
-    """The running cycle ends after its current object; the rest is uploaded after the next opening."""
+def test_close_does_not_wait_for_a_backlog():
+    """The running cycle ends after its current object; the rest is uploaded after the next open."""
     rig = Rig(chosen=settings(rotate=300, keep_minutes=None))
     log = rig.open()
     append(log, 40)

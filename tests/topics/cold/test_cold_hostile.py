@@ -1,7 +1,4 @@
-"""
-Objects of a topic that somebody else replaced: their messages are lost as long as they are there, and no others
-ever.
-"""
+"""A foreign process replaces objects of a topic: only their messages are lost, and only while they are replaced."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ COUNT = 60
 
 
 def long_message(own, _other):
-    """Its first message says that it is as long as one may be, and more than there is."""
+    """Make an object whose first message claims the largest allowed length, which is more than the object contains."""
     size = FRAME_PAYLOAD_BYTES_MAX.to_bytes(4, "little")
     return Made(TEBIBYTE, begin=own[:8] + size + own[12:])
 
 
 def longer_than_any(own, _other):
-    """Its first message says that it is longer than one may be."""
+    """Make an object whose first message claims more than the largest allowed length."""
     return Made(TEBIBYTE, begin=own[:8] + b"\xff" * 4 + own[12:])
 
 
@@ -37,7 +34,7 @@ EVERY = {name: change for name, change in CHANGES.items() if name != SHORT} | {
     "a message larger than any": longer_than_any,
 }
 BEGIN_AS_OURS = {"longer", "twice", "a tebibyte that begins as ours"}
-"""All of the messages are there, at the places where they belong."""
+"""These contain all messages at their right positions."""
 
 
 @pytest.fixture(params=["none", "zstd"])
@@ -47,7 +44,7 @@ def compression(request):
 
 @pytest.fixture(params=EVERY, ids=str)
 def hostile(request, compression):
-    """A topic whose messages are only in objects, one of which was replaced: rig, log, its key and its messages."""
+    """A topic whose messages are only in objects, one of which is replaced: rig, log, and its key, messages, change."""
     rig = Rig(chosen=settings(rotate=400, compression=compression))
     log = rig.open()
     append(log, COUNT)
@@ -63,8 +60,8 @@ def hostile(request, compression):
     rig.store.close(timeout=0)
 
 
-def test_every_other_message_is_read(hostile):
-    """In order; what is lost is said once, with the object's name. All of it comes when the object is back."""
+def test_all_other_messages_are_read(hostile):
+    """They are in order, and the loss is reported once with the object's name. All return with the original object."""
     rig, log, key, lost, name = hostile
     got, losses = [], []
     with little_memory(200 << 20), log.reader(start=0, follow=False) as reader:
@@ -88,8 +85,8 @@ def test_every_other_message_is_read(hostile):
         assert [one.offset for one in reader] == list(range(COUNT))
 
 
-def test_nothing_is_deleted_for_it(hostile):
-    """Not the object, not its neighbours; and the topic goes on."""
+def test_a_replaced_object_causes_no_deletion(hostile):
+    """Neither the object nor its neighbours are deleted, and the topic accepts appends."""
     rig, log, _, _, _ = hostile
     before = rig.keys()
     append(log, 5)
@@ -100,8 +97,8 @@ def test_nothing_is_deleted_for_it(hostile):
     assert set(before) <= set(rig.named())
 
 
-def test_a_catalogue_that_is_made_again_beside_it(hostile):
-    """All others are named; of a huge one little is read."""
+def test_a_rebuilt_catalog_omits_only_the_replaced_object(hostile):
+    """All other objects are listed, and a huge object is not read completely."""
     rig, _, key, lost, _ = hostile
     facts = MemoryMetadata()
     with little_memory(200 << 20):
@@ -112,8 +109,8 @@ def test_a_catalogue_that_is_made_again_beside_it(hostile):
     assert facts.range(DESCRIPTORS)
 
 
-def test_an_object_that_never_comes_whole(compression):
-    """An object store that gives less than it says that there is does not answer: nothing is called lost."""
+def test_a_store_that_sends_fewer_bytes_is_unavailable_and_loses_nothing(compression):
+    """The object store sends less than the size it reports: the reader gets a transient error instead of a loss."""
     rig = Rig(chosen=settings(rotate=400, compression=compression))
     log = rig.open()
     append(log, COUNT)

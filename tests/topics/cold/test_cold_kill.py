@@ -1,4 +1,4 @@
-"""Real processes, really killed, with the tier's threads at work."""
+"""Real processes are killed while the threads of the tier work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def opened(root, owner, *, background=True):
 
 
 def killed_after(root, owner, count):
-    """Let a process append until it has said so *count* times, kill it, and return the last number that it said."""
+    """Let a process append until it has printed *count* numbers, kill it, and return the last printed number."""
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(root), owner], stdout=subprocess.PIPE, cwd=Path(__file__).parent, text=True
     ) as child:
@@ -70,20 +70,20 @@ def kill_and_check(root, kills):
         check(root, "one", last)
 
 
-def test_nothing_that_was_said_is_lost(tmp_path):
-    """Killed in the middle of appends, uploads and deletions; the next process reads it all, from the first message."""
+def test_a_kill_loses_no_confirmed_message(tmp_path):
+    """It is killed during appends, uploads and deletions; the next process reads all messages from the first one on."""
     kill_and_check(tmp_path, 2)
 
 
 @pytest.mark.kill
 @pytest.mark.timeout(3600)
-def test_nothing_that_was_said_is_lost_however_often(tmp_path, request):
-    """The same, over and over, on one topic that grows."""
+def test_repeated_kills_lose_no_confirmed_message(tmp_path, request):
+    """The same topic grows between the kills."""
     kill_and_check(tmp_path, max(10, request.config.getoption("--kill-cycles") // 50))
 
 
 def test_a_second_directory_is_refused_while_the_first_process_lives(tmp_path):
-    """Two real processes, one metadata file."""
+    """Two real processes share one metadata file."""
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path), "one"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""How far the objects are behind the log, and what else the gauges of topics say."""
+"""The upload lag of topics, and the other gauges of topics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def lag_of(rig):
     return [rig.store.stats()["topics"][TOPIC][key] for key in LAG]
 
 
-def test_what_no_object_has_yet():
-    """Messages, their bytes, and since when; nothing when all is up; a failing store makes it grow."""
+def test_the_lag_counts_messages_that_are_in_no_object():
+    """The gauges are messages, bytes, and age; they are 0 when all is uploaded, and grow while the store fails."""
     rig = Rig(chosen=settings(rotate=400, keep_minutes=None))
     with rig.opened() as log:
         assert lag_of(rig) == [0, 0, 0.0]
@@ -41,8 +41,8 @@ def test_what_no_object_has_yet():
             rig.store.maintain()
         rig.clock.advance(50.0)
         messages, size, seconds = lag_of(rig)
-        assert abs(size - grown) < 10  # by share of a file whose messages differ a little
-        assert (messages, seconds) == (2, 60.0)  # since the cycle that left nothing: later it may have been so
+        assert abs(size - grown) < 10  # estimated from a file whose messages differ slightly in size
+        assert (messages, seconds) == (2, 60.0)  # since the last complete upload: the age is an upper bound
 
         rig.objects.heal()
         rig.store.maintain()
@@ -52,8 +52,8 @@ def test_what_no_object_has_yet():
         assert log._engine.wal.start_offset == 0
 
 
-def test_after_a_restart_only_the_rest_is_behind():
-    """What the checkpoint says was uploaded counts, before the first look at the catalogue."""
+def test_the_lag_after_a_restart_excludes_uploaded_messages():
+    """The uploads in the checkpoint count before the catalog is read."""
     rig = Rig(chosen=settings(rotate=None, keep_minutes=None))
     with rig.opened(hand_over=False) as log:
         append(log, 6)
@@ -67,7 +67,7 @@ def test_after_a_restart_only_the_rest_is_behind():
 
 
 def test_every_gauge_has_a_value():
-    """Of each open topic and subscription; nothing of what is closed."""
+    """For each open topic and subscription; closed ones have no value."""
     rig = Rig(chosen=settings(rotate=None))
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)

@@ -1,5 +1,4 @@
-"""
-A topic with its tier does what a list does, whatever is done to it in whatever order.
+"""A topic with its tier behaves like a list, in any order of operations.
 
 Messages are appended, synced, uploaded, deleted and read; calls of both stores fail or lose their answers; the process
 is killed, loses power, or moves to another directory.
@@ -19,7 +18,7 @@ from quiver.testing.crashfs import CrashFileSystem
 
 
 class ColdTopic(RuleBasedStateMachine):
-    """The model must be two numbers: how many messages there are, and how many of them are promised to last."""
+    """The model has two numbers: how many messages there are, and how many of them are promised to survive."""
 
     @initialize(
         compression=st.sampled_from(["none", "zstd", "lz4"]),

@@ -1,7 +1,4 @@
-"""
-Objects read from any offset on: by the index, in pieces, verified; what is wrong is said with name, byte and
-offsets.
-"""
+"""Objects are read from any offset, by the index, in chunks, and verified; errors contain name, byte and offsets."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ KINDS = ["none", "zstd", "lz4"]
 
 
 def cold(count, *, rotate=100_000_000, compression="none", batch=None):
-    """A topic whose first *count* messages are in objects only."""
+    """A topic whose first *count* messages are only in objects."""
     rig = Rig(chosen=settings(rotate=rotate, compression=compression, batch=batch))
     log = rig.open()
     append(log, count)
@@ -61,8 +58,8 @@ def change(rig, name, position, byte=None, *, cut=None):
 
 
 @pytest.mark.parametrize("compression", KINDS)
-def test_any_offset_by_the_index(compression):
-    """Every start gives exactly what follows; no more than a thousand messages are read in vain."""
+def test_the_index_finds_any_offset(compression):
+    """Every start returns exactly the messages from it on, and at most a thousand messages are read in vain."""
     rig, log = cold(3500, compression=compression)
     (descriptor,) = rig.tier.catalog(TOPIC).descriptors()
     assert [offset for offset, _ in descriptor.offset_index] == [0, 1000, 2000, 3000]
@@ -77,8 +74,8 @@ def test_any_offset_by_the_index(compression):
 
 @pytest.mark.parametrize("compression", KINDS)
 @pytest.mark.parametrize("read_bytes", [1, 17, 100, 4096])
-def test_pieces_of_any_size(read_bytes, compression):
-    """A message may lie across two of them, or more."""
+def test_chunks_of_any_size_give_the_same_messages(read_bytes, compression):
+    """A message may span two or more of them."""
     rig, _ = cold(30, rotate=600, compression=compression)
     whole = bodies(reader_of(rig), 0, 30)
 
@@ -86,8 +83,8 @@ def test_pieces_of_any_size(read_bytes, compression):
     assert bodies(reader_of(rig, read_bytes), 13, 21) == whole[13:21]
 
 
-def test_an_object_is_the_log_byte_for_byte():
-    """Plain objects are frames and nothing else: those of the file."""
+def test_a_plain_object_equals_the_log_byte_for_byte():
+    """It contains only the frames of the file."""
     rig = Rig(chosen=settings(rotate=100_000, keep_minutes=None))
     with rig.opened() as log:
         append(log, 20)
@@ -111,15 +108,15 @@ def test_objects_are_closed_by_size():
     assert read(log) == expected(20)
 
 
-def test_object_to_file_to_memory_to_live():
-    """One iterator, exact offsets, while files are rotated, uploaded and deleted under it."""
+def test_one_reader_moves_from_objects_to_files_to_memory():
+    """The iterator returns exact offsets while files are rotated, uploaded and deleted."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 10)
         log.flush()
         with log.reader(start=0, follow=True) as reader:
             seen = [next(reader).payload for _ in range(3)]
-            rig.store.maintain()  # the rest of the file that is being read goes to objects
+            rig.store.maintain()  # the rest of the current file moves to objects
             append(log, 10)
             seen += [next(reader).payload for _ in range(9)]
             log.flush()
@@ -132,7 +129,7 @@ def test_object_to_file_to_memory_to_live():
 
 @pytest.mark.parametrize("name", ["data-0-999.dnb1"])
 def test_a_flipped_bit_loses_one_message(name):
-    """With the object's name, the byte, and the offset; everything else still comes."""
+    """The error contains the object's name, the byte, and the offset; all other messages are read."""
     rig, log = cold(1000)
     frame = rig.tier.catalog(TOPIC).descriptors()[0].size // 1000
     change(rig, name, 500 * frame)
@@ -153,8 +150,8 @@ def test_a_flipped_bit_loses_one_message(name):
 
 
 @pytest.mark.parametrize("compression", KINDS)
-def test_every_flipped_byte(compression):
-    """Whatever byte it is: what comes is what was appended, in order, and what does not is said to be lost."""
+def test_a_flipped_byte_anywhere_is_detected(compression):
+    """The returned messages equal the appended ones, in order, and the missing ones are reported as lost."""
     rig, log = cold(6, compression=compression)
     (one,) = rig.tier.catalog(TOPIC).descriptors()
     sound = rig.memory.get(PREFIX + one.object_id, size_max=1 << 20)
@@ -171,8 +168,8 @@ def test_every_flipped_byte(compression):
 
 
 @pytest.mark.parametrize("compression", KINDS)
-def test_every_truncation(compression):
-    """An object that is shorter than its descriptor says gives what it has, and tells how long it is."""
+def test_a_truncated_object_gives_its_intact_messages(compression):
+    """An object that is shorter than in its descriptor returns what it has, and the error contains its length."""
     rig, log = cold(6, compression=compression)
     (one,) = rig.tier.catalog(TOPIC).descriptors()
     sound = rig.memory.get(PREFIX + one.object_id, size_max=1 << 20)
@@ -186,8 +183,8 @@ def test_every_truncation(compression):
         rig.memory.put(PREFIX + one.object_id, sound)
 
 
-def test_a_missing_object_is_named():
-    """Its offsets are lost, and the next object's come."""
+def test_the_error_of_a_missing_object_has_its_name():
+    """Its offsets are lost, and the next object is read."""
     rig, log = cold(30, rotate=600)
     names = rig.named()
     first = rig.tier.catalog(TOPIC).descriptors()[0]
@@ -200,8 +197,8 @@ def test_a_missing_object_is_named():
         assert [message.offset for message in reader] == list(range(first.end_offset + 1, 30))
 
 
-def test_damage_before_the_wanted_offset_costs_nothing():
-    """The index leads to a place before it; what is damaged between is not wanted."""
+def test_damage_before_the_wanted_offset_has_no_effect():
+    """The index points to a position before the offset; damage between the two is ignored."""
     rig, log = cold(900)
     frame = rig.tier.catalog(TOPIC).descriptors()[0].size // 900
     change(rig, "data-0-899.dnb1", 100 * frame)
@@ -209,16 +206,16 @@ def test_damage_before_the_wanted_offset_costs_nothing():
     assert read(log, 500) == expected(900, 500)
 
 
-def test_a_damaged_header_costs_nothing():
-    """The message within says which one it is."""
+def test_a_damaged_header_loses_no_message():
+    """The message itself contains its offset."""
     rig, log = cold(6)
     change(rig, "data-0-5.dnb1", 0)
 
     assert read(log) == expected(6)
 
 
-def test_a_hole_between_objects_is_an_error_that_names_the_range():
-    """Nothing is skipped in silence."""
+def test_the_error_for_a_hole_between_objects_has_its_range():
+    """Nothing is skipped silently."""
     rig, log = cold(30, rotate=600)
     names = [one.start_offset for one in rig.tier.catalog(TOPIC).descriptors()]
     rig.facts.commit({f"{DESCRIPTORS}{names[1]:020d}": None})
@@ -232,8 +229,8 @@ def test_a_hole_between_objects_is_an_error_that_names_the_range():
         assert next(reader).offset == names[2]
 
 
-def test_overlapping_descriptors_repeat_nothing():
-    """Left by a writer that forgot where it was: each offset comes once."""
+def test_overlapping_descriptors_repeat_no_message():
+    """A writer that lost its position left them: each offset is read once."""
     rig, log = cold(30, rotate=600)
     data = b"".join(rig.memory.get(PREFIX + name, size_max=1 << 20) for name in rig.named()[:2])
     first, second = rig.tier.catalog(TOPIC).descriptors()[:2]
@@ -248,8 +245,8 @@ def test_overlapping_descriptors_repeat_nothing():
     assert read(log) == expected(30)
 
 
-def test_by_time():
-    """The first message published at or after a time, wherever it is."""
+def test_a_reader_by_time_starts_at_the_first_later_message():
+    """Wherever that message is stored."""
     rig = Rig(chosen=settings(rotate=600))
     with rig.opened() as log:
         begin = datetime.fromtimestamp(rig.clock.now_ns() / 1e9, UTC)
@@ -274,8 +271,8 @@ def read_from(log, start):
         return [message.payload for message in reader]
 
 
-def test_another_process_reads_what_is_new():
-    """A reader of a catalogue that somebody else writes looks again where it has no answer."""
+def test_a_reader_in_another_process_finds_new_objects():
+    """A reader whose catalog another process writes reads the catalog again when it finds no object."""
     rig, log = cold(10)
     theirs = ObjectCatalog(rig.metadata, root="/danube", topic=TOPIC)
     reader = ObjectReader(rig.objects, theirs, observer=rig.observer, follows_others=True)
@@ -291,8 +288,8 @@ def test_another_process_reads_what_is_new():
     assert reader.next_offset(3) == 3
 
 
-def test_what_retention_took_is_no_damage():
-    """The descriptor goes before the object: a reader that meets the gap looks again."""
+def test_messages_deleted_by_retention_are_not_damage():
+    """The descriptor is removed before the object: a reader that finds the gap reads the catalog again."""
     rig, _ = cold(30, rotate=600)
     catalogue = ObjectCatalog(rig.metadata, root="/danube", topic=TOPIC)
     catalogue.refresh()
@@ -305,8 +302,8 @@ def test_what_retention_took_is_no_damage():
     assert reader.next_offset(0) == first.end_offset + 1
 
 
-def test_lost_ranges_end_at_a_place_of_the_index():
-    """In a packed object nothing behind the damage in a block can be read; the next block can."""
+def test_a_lost_range_ends_at_an_index_entry():
+    """In a packed object nothing after the damage in a block can be read; the next block can."""
     rig, _ = cold(2500, compression="zstd")
     (one,) = rig.tier.catalog(TOPIC).descriptors()
     change(rig, one.object_id, one.offset_index[1][1] + 10)
@@ -321,8 +318,8 @@ def test_lost_ranges_end_at_a_place_of_the_index():
 
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=3000), min_size=1, max_size=5), st.sampled_from(["zstd", "lz4"]))
-def test_blocks_come_back_and_are_found(blocks, compression):
-    """Each alone, and where each ends; any other byte behind them is no block."""
+def test_packed_blocks_are_unpacked_and_their_ends_found(blocks, compression):
+    """Each block decodes alone, with its end; trailing junk is not a block."""
     packed = [pack_block(block, compression) for block in blocks]
     data = b"".join(packed)
     at = 0
@@ -337,8 +334,8 @@ def test_blocks_come_back_and_are_found(blocks, compression):
             assert unpack_block(packed[0][:cut], compression)
 
 
-def test_a_block_that_would_fill_the_memory_is_refused():
-    """A few bytes may unpack to any number."""
+def test_a_block_that_unpacks_to_too_many_bytes_is_refused():
+    """A few bytes may unpack to any size."""
     bomb = pack_block(bytes(BLOCK_BYTES_MAX + 1), "zstd")
 
     with pytest.raises(ValueError, match="more than"):

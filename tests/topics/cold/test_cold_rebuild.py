@@ -1,4 +1,4 @@
-"""The catalogue made anew from the objects alone."""
+"""The catalog is rebuilt from the objects alone."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def rebuilt(rig, facts=None):
 
 @pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
 @pytest.mark.parametrize(("count", "rotate"), [(40, 600), (3500, 10**8), (1, 600)])
-def test_all_of_it_comes_back(compression, count, rotate):
-    """Every field but the second of its making; the topic is read and appended to as before."""
+def test_a_rebuilt_catalog_equals_the_original(compression, count, rotate):
+    """Every field except the time of creation; the topic is read and appended to as before."""
     rig = made(compression, count, rotate)
 
     facts, catalogue, report = rebuilt(rig)
@@ -48,8 +48,8 @@ def test_all_of_it_comes_back(compression, count, rotate):
         assert log._engine.wal.next_offset == count + 1
 
 
-def test_leftovers_and_strangers_are_left_out():
-    """Pending objects, objects that another has the messages of, and files that are not ours."""
+def test_leftovers_and_foreign_files_are_ignored():
+    """Pending objects, objects whose messages another object has, and unrelated files."""
     rig = made()
     first, second = rig.before[:2]
     rig.memory.put(f"{PREFIX}data-40-pending.dnb1", b"half")
@@ -65,8 +65,8 @@ def test_leftovers_and_strangers_are_left_out():
     assert holes(catalogue, 40) == []
 
 
-def test_what_the_catalogue_said_wrongly_is_corrected():
-    """Names without objects go, and so does what is no descriptor."""
+def test_wrong_entries_are_corrected():
+    """Names without objects are removed, and so are invalid descriptors."""
     rig = made()
     facts = MemoryMetadata()
     facts.commit(
@@ -86,7 +86,7 @@ def test_what_the_catalogue_said_wrongly_is_corrected():
 
 
 def test_holes_are_reported():
-    """An object is gone: the range of its offsets is said."""
+    """An object is missing: the range of its offsets is reported."""
     rig = made()
     gone = rig.before[1]
     rig.memory.delete([PREFIX + gone.object_id])
@@ -97,8 +97,8 @@ def test_holes_are_reported():
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_damaged_object_still_gives_the_rest(compression):
-    """It is named, and reported with the byte; a reader loses what is damaged and no more."""
+def test_the_intact_part_of_a_damaged_object_is_kept(compression):
+    """The object is listed, and reported with the damaged byte; a reader loses only what is damaged."""
     rig = made(compression, 3500, 10**8)
     (one,) = rig.before
     data = bytearray(rig.memory.get(PREFIX + one.object_id, size_max=1 << 30))
@@ -118,8 +118,8 @@ def test_a_damaged_object_still_gives_the_rest(compression):
 
 
 @pytest.mark.parametrize("content", [b"", b"something else entirely, and long enough", bytes(100)])
-def test_what_is_no_object_is_not_named(content):
-    """A name alone makes none."""
+def test_files_that_are_not_objects_are_not_listed(content):
+    """A valid name is not enough."""
     rig = made()
     rig.memory.put(f"{PREFIX}data-40-49.dnb1", content)
     rig.memory.put(f"{PREFIX}data-50-59.dnb1.zst", content)
@@ -131,8 +131,8 @@ def test_what_is_no_object_is_not_named(content):
     assert len(report.damaged) == 2
 
 
-def test_an_object_of_other_offsets_is_not_named():
-    """Renamed by hand: its messages say otherwise."""
+def test_an_object_with_other_offsets_than_its_name_is_not_listed():
+    """It was renamed manually: its messages have other offsets."""
     rig = made()
     rig.memory.copy(PREFIX + rig.before[0].object_id, f"{PREFIX}data-40-43.dnb1")
 
@@ -142,8 +142,8 @@ def test_an_object_of_other_offsets_is_not_named():
     assert "its messages are not 40" in str(report.damaged[0])
 
 
-def test_doing_it_twice_changes_nothing():
-    """Not one key is written again."""
+def test_a_second_rebuild_changes_nothing():
+    """No key is written again."""
     rig = made()
     facts, _, _ = rebuilt(rig)
     before = facts.range("/")
@@ -153,8 +153,8 @@ def test_doing_it_twice_changes_nothing():
     assert facts.range("/") == before
 
 
-def test_the_topics_of_an_object_store():
-    """By the names of their folders."""
+def test_the_topics_of_an_object_store_are_listed():
+    """Their names come from the folders."""
     rig = made()
     rig.memory.put("storage/topics/other/topic.a/objects/data-0-0.dnb1", b"")
     rig.memory.put("storage/topics/stray", b"")
@@ -163,15 +163,15 @@ def test_the_topics_of_an_object_store():
     assert topics_with_objects(rig.memory) == [TOPIC, "other/topic.a"]
 
 
-def test_descriptors_survive_their_encoding():
-    """What was published is what is read."""
+def test_descriptors_round_trip():
+    """Reading returns what was published."""
     for compression in ("none", "lz4"):
         for one in made(compression).before:
             assert decode_descriptor(encode_descriptor(one)).value == one
 
 
-def test_a_damaged_descriptor_refuses_the_topic_until_it_is_rebuilt():
-    """Nobody guesses what it said; it is named, with what to do, and the topic is left free for that."""
+def test_a_damaged_descriptor_blocks_the_topic_until_a_rebuild():
+    """Its contents are not guessed: the error has its name and the remedy, and the topic is released."""
     rig = made()
     key = f"/danube/storage/topics/{TOPIC}/objects/{rig.before[1].start_offset:020d}"
     rig.facts.commit({key: b"{}"})

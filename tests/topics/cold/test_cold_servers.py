@@ -1,4 +1,4 @@
-"""The whole tier on real stores: a directory and a file by default, a bucket of a real S3 server, a real etcd."""
+"""The complete tier on real stores: a directory and a file by default, a bucket of a real S3 server, a real etcd."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAME = "default/orders"
 
 
 def through(store_of, *, check_keys=None):
-    """Append, upload, delete, read; close, open, go on; hand over to another directory."""
+    """Append, upload, delete, read; close, open, continue; hand over to another directory."""
     with store_of("one") as store:
         log = store.topic(NAME)
         append(log, 30)
@@ -61,8 +61,8 @@ def through(store_of, *, check_keys=None):
             assert read(log) == expected(70)
 
 
-def test_a_directory_and_a_file(tmp_path):
-    """The names that people type: both optional, the metadata beside the topics."""
+def test_the_tier_works_with_a_directory_and_a_file(tmp_path):
+    """The names that users type: both are optional, with the metadata next to the topics."""
 
     def store_of(name):
         return TopicStore.open(
@@ -75,8 +75,8 @@ def test_a_directory_and_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_bucket_and_a_file(tmp_path, s3_server: S3Server, compression):
-    """As the broker's file says it, against a real S3 server."""
+def test_the_tier_works_with_a_bucket_and_a_file(tmp_path, s3_server: S3Server, compression):
+    """Configured by the broker's file, against a real S3 server."""
     url = s3_server.url()
     chosen = settings(rotate=600, compression=compression)
     location = {"backend": "s3", "root": url, "options": s3_server.options()}
@@ -94,8 +94,8 @@ def test_a_bucket_and_a_file(tmp_path, s3_server: S3Server, compression):
     assert not [key for key in keys if "pending" in key]
 
 
-def test_a_bucket_and_an_etcd(tmp_path, s3_server: S3Server, etcd_server: str):
-    """Where an etcd is found."""
+def test_the_tier_works_with_a_bucket_and_an_etcd(tmp_path, s3_server: S3Server, etcd_server: str):
+    """Skipped where etcd is not installed."""
     url = s3_server.url()
     namespace = f"/{secrets.token_hex(4)}"
     chosen = TopicSettings.from_mapping(
@@ -113,8 +113,11 @@ def test_a_bucket_and_an_etcd(tmp_path, s3_server: S3Server, etcd_server: str):
 
 
 @pytest.mark.slow
-def test_the_death_of_a_real_s3_server(tmp_path):
-    """Killed between two uploads: appends and local reads go on, nothing local goes; all is made good afterwards."""
+def test_a_dead_s3_server_stops_no_append(tmp_path):
+    """
+    It is killed between two uploads: appends and local reads continue, no local file is deleted, and the upload catches
+    up.
+    """
     folder = tmp_path / "s3"
     binary, server, ports = prepare_weed(folder)
     location = {"backend": "s3", "root": "s3://quiver-test/x", "options": server.options(timeout_s="2")}
@@ -150,8 +153,8 @@ def test_the_death_of_a_real_s3_server(tmp_path):
 
 
 @pytest.mark.etcd
-def test_the_death_of_a_real_etcd(tmp_path):
-    """Killed: appends go on, nothing is published and nothing goes; back with its data, all is made good."""
+def test_a_dead_etcd_stops_no_append(tmp_path):
+    """Appends continue, nothing is published or deleted; when it is back with its data, the upload catches up."""
     binary = etcd_binary()
     assert binary is not None
     client, peer = two_urls()
@@ -184,7 +187,7 @@ def test_the_death_of_a_real_etcd(tmp_path):
 
 
 def test_many_topics_share_two_threads(tmp_path):
-    """Everything by itself: uploaded and released in the background, however many topics."""
+    """All topics are uploaded and released in the background, however many there are."""
     chosen = replace(settings(rotate=600), uploader=UploaderSettings(interval_seconds=1))
     before = threading.active_count()
     tier_done = threading.Event()
@@ -202,21 +205,21 @@ def test_many_topics_share_two_threads(tmp_path):
             log = store.topic(f"default/t{number}")
             log.append(b"x")
             log.flush()
-        assert threading.active_count() <= before + 3  # the store's, and the tier's two
+        assert threading.active_count() <= before + 3  # one thread of the store, two of the tier
         assert tier_done.wait(timeout=60)
     assert threading.active_count() == before
 
 
-def test_credentials_are_proved_when_the_topics_are_opened(tmp_path, s3_server: S3Server):
-    """Not five minutes later by a thread that has nobody to tell; the directory is free again."""
+def test_credentials_are_checked_when_the_topics_are_opened(tmp_path, s3_server: S3Server):
+    """Otherwise a thread would find the error five minutes later, without a caller. The directory is released again."""
     wrong = {"backend": "s3", "root": s3_server.url(), "options": s3_server.options(secret_key="wrong")}
     with pytest.raises(AccessDeniedError):
         TopicStore.open(tmp_path / "t", objects=wrong)
     TopicStore.open(tmp_path / "t", background=False).close()
 
 
-def test_objects_in_memory_cost_no_local_file(tmp_path):
-    """They end with the process: the next one has every message all the same, and uploads them anew."""
+def test_objects_in_memory_delete_no_local_file(tmp_path):
+    """They end with the process: the next process still has every message, and uploads all again."""
     clock = ManualClock()
     for first in (0, 20):
         with TopicStore.open(
@@ -234,14 +237,14 @@ def test_objects_in_memory_cost_no_local_file(tmp_path):
 @pytest.mark.parametrize("chosen", [
     {"deleter": {"retention_time_minutes": 60}}, {"topics": {"a/*": {"deleter": {"retention_size_mb": 1}}}},
 ])  # fmt: skip
-def test_retention_by_objects_in_memory_is_refused(tmp_path, chosen):
-    """No local file would go."""
+def test_retention_with_objects_in_memory_is_refused(tmp_path, chosen):
+    """It would never delete a local file."""
     with pytest.raises(SettingsError, match="deleter has no effect"):
         TopicStore.open(tmp_path, objects="memory://", settings=chosen, background=False)
 
 
-def test_no_place_for_objects_is_an_error():
-    """A tier is asked for, and nothing says where it is."""
+def test_a_tier_without_a_place_for_objects_is_an_error():
+    """The tier is configured, but its location is missing."""
     disk = CrashFileSystem()
     disk.make_dirs("/topics")
     with pytest.raises(SettingsError, match="backend is one of"):
@@ -250,8 +253,8 @@ def test_no_place_for_objects_is_an_error():
         )
 
 
-def test_objects_that_nothing_would_reach_are_refused(tmp_path):
-    """Topics in memory have no files, and those are what is uploaded; nor is there anything to say of no objects."""
+def test_settings_of_objects_without_files_are_refused(tmp_path):
+    """Topics in memory have no files to upload; settings of objects without objects are refused, too."""
     place = {"backend": "fs", "root": str(tmp_path / "cold")}
     for given in ({"objects": place}, {"metadata": "memory://"}, {"settings": {"storage": {"cloud": place}}}):
         with pytest.raises(UsageError, match="need a directory"):
@@ -261,8 +264,8 @@ def test_objects_that_nothing_would_reach_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_keeps_its_name():
-    """Made up once; a restart finds it, a power cut does not take it."""
+def test_a_directory_keeps_its_owner_name():
+    """The name is created once; a restart finds it, and it survives a power loss."""
     disk = CrashFileSystem()
     disk.make_dirs("/topics")
     name = owner_of(disk, "/topics")
@@ -272,8 +275,8 @@ def test_a_directory_keeps_its_name():
     assert len(name) == 16
 
 
-def test_a_catalogue_that_only_reads_writes_nothing(tmp_path):
-    """Who does not own a topic cannot change what is said of it."""
+def test_a_read_only_catalog_writes_nothing(tmp_path):
+    """A process that does not own a topic cannot change its records."""
     from quiver.errors import FencedError
     from quiver.metadata import open_metadata
 

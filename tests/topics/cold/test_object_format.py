@@ -1,4 +1,4 @@
-"""Descriptors, keys and names of objects: exactly the document's, and nothing else is taken for one."""
+"""Descriptors, keys and names of objects have exactly the documented form, and other bytes are rejected."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ VALUE = ObjectDescriptor(
 )  # fmt: skip
 
 
-def test_the_documents_example():
-    """Read as printed; written with the same keys in the same order."""
+def test_the_example_of_the_document_is_decoded_and_encoded():
+    """It is read as printed, and written with the same keys in the same order."""
     assert decode_descriptor(DOCUMENT.encode()) == Frame(VALUE, len(DOCUMENT))
     assert json.loads(encode_descriptor(VALUE)) == json.loads(DOCUMENT)
     assert list(json.loads(encode_descriptor(VALUE))) == list(json.loads(DOCUMENT))
 
 
-def test_golden_bytes():
-    """What we write, byte for byte."""
+def test_descriptors_have_golden_bytes():
+    """The encoded bytes are fixed."""
     assert encode_descriptor(VALUE) == (
         b'{"object_id":"data-1000-5000.dnb1","start_offset":1000,"end_offset":5000,"size":524288,'
         b'"etag":"abc123def456","created_at":1703001234,"completed":true,'
@@ -79,8 +79,8 @@ def test_golden_bytes():
     )
 
 
-def test_keys():
-    """As the document prints them; numbers sort as offsets."""
+def test_keys_have_the_documented_form():
+    """They sort by offset."""
     assert descriptor_key("/danube", "ns/topic", 1000) == (
         "/danube/storage/topics/ns/topic/objects/00000000000000001000"
     )
@@ -95,8 +95,8 @@ def test_keys():
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.sampled_from(["none", "zstd", "lz4"]))
-def test_names_are_parsed_as_they_are_built(start, end, compression):
-    """And say how the object is packed."""
+def test_object_names_round_trip(start, end, compression):
+    """The name includes the compression."""
     assert parse_object_id(object_id(start, end, compression)) == (start, end, compression)
 
 
@@ -108,8 +108,8 @@ def test_names_are_parsed_as_they_are_built(start, end, compression):
         "DATA-0-1.dnb1",
     ],
 )  # fmt: skip
-def test_other_names_are_somebody_elses(name):
-    """They are not read, not named, and not removed."""
+def test_foreign_names_are_rejected(name):
+    """Such files are not read, listed or removed."""
     assert parse_object_id(name) is None
 
 
@@ -136,13 +136,13 @@ def without(key):
         b" " * (DESCRIPTOR_BYTES_MAX + 1),
     ],
 )  # fmt: skip
-def test_what_is_no_descriptor_is_damage(data):
-    """It raises nothing, and leads nowhere outside its topic."""
+def test_an_invalid_descriptor_is_damage(data):
+    """The decoder raises nothing, and no path leads outside the topic."""
     assert isinstance(decode_descriptor(data), Damage)
 
 
-def test_every_prefix_is_damage_and_every_flip_raises_nothing():
-    """Cut off anywhere it is none; changed anywhere it is another one, or none."""
+def test_a_truncated_or_flipped_descriptor_never_raises():
+    """Truncated anywhere it is damage; changed anywhere it is another descriptor, or damage."""
     data = encode_descriptor(VALUE)
 
     for cut in range(len(data)):
@@ -155,24 +155,24 @@ def test_every_prefix_is_damage_and_every_flip_raises_nothing():
     assert isinstance(decode_descriptor(data + b"x"), Damage)
 
 
-def test_a_later_writers_keys_are_passed_over():
-    """And a name that ends in the second it was made, as later releases write it, is one."""
+def test_unknown_keys_of_later_versions_are_ignored():
+    """A name that ends with the second of its creation, as later releases write it, is accepted."""
     answer = decode_descriptor(changed(schema_version=2, object_id="data-1000-1703001234.dnb1", etag=None))
 
     assert answer.value.object_id == "data-1000-1703001234.dnb1"
     assert answer.value.etag is None
 
 
-def test_states():
-    """−1 is a topic in which nothing was committed; anything else that is no offset is damage."""
+def test_the_state_of_a_topic_is_decoded():
+    """−1 means that no message was committed; any other value that is not an offset is damage."""
     for value in (SealedState(True, -1, "b", 1), SealedState(False, 2**64 - 1, "", 0), SealedState(True, 9, "", 0, 7)):
         assert decode_sealed_state(encode_sealed_state(value)).value == value
     for data in (b"", b"{}", b"[]", b'{"sealed":true,"last_committed_offset":-2,"broker_id":"","timestamp":0}'):
         assert isinstance(decode_sealed_state(data), Damage)
 
 
-def test_the_place_of_an_offset():
-    """The last entry at or before it; without an index the beginning."""
+def test_the_index_finds_the_last_entry_before_an_offset():
+    """The entry at or before the offset; without an index the start of the object."""
     assert VALUE.place_of(1000) == (1000, 0)
     assert VALUE.place_of(1999) == (1000, 0)
     assert VALUE.place_of(2000) == (2000, 131072)
@@ -180,8 +180,8 @@ def test_the_place_of_an_offset():
     assert ObjectDescriptor("data-3-9.dnb1", 3, 9, 10, None, 0).place_of(7) == (3, 0)
 
 
-def test_the_page_says_what_the_code_does():
-    """Its example is a descriptor of ours, its table has every key, its limits are the code's."""
+def test_the_page_matches_the_code():
+    """Its example is a valid descriptor, its table has every key, and its limits are the code's."""
     page = PAGE.read_text(encoding="utf-8")
     examples = re.findall(r"```json\n(.*?)\n```", page, re.DOTALL)
     keys = re.findall(r"^\| `([a-z_]+)` \|", page, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A consumer that is stopped for minutes: its deliveries time out, its late answers count, and no message is lost."""
+"""A consumer stops for minutes: its deliveries time out, its late answers count, and no message is lost."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def take_all():
 """
 
 
-def test_late_answers(tmp_path: Path) -> None:
+def test_late_acknowledgements_count_and_late_refusals_do_not(tmp_path: Path) -> None:
     """
-    An acknowledgement counts however late it is. A refusal of a delivery that has timed out does not, since another
-    consumer may be processing the message.
+    An acknowledgement always counts. A refusal of a delivery that has timed out does not, because another consumer may
+    be processing the message.
     """
     path = tmp_path / "topics"
     with StoppedProcess(tmp_path, PROGRAM, path) as process:

@@ -69,7 +69,7 @@ def drain(consumer: Any, *, ack: bool = True) -> list[int]:
 # ── kinds ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_exclusive_has_one_consumer(rig):
+def test_an_exclusive_subscription_has_one_consumer(rig):
     """A second one is refused until the first one has left."""
     rig.fill(3)
     subscription = rig.subscribe("exclusive")
@@ -81,8 +81,8 @@ def test_exclusive_has_one_consumer(rig):
         assert drain(consumer) == []
 
 
-def test_shared_gives_each_message_to_one(rig):
-    """To the next consumer that asks; all are unacknowledged at the same time."""
+def test_a_shared_subscription_gives_each_message_to_one_consumer(rig):
+    """The next consumer that asks gets it; all consumers may have unacknowledged messages at the same time."""
     rig.fill(6)
     subscription = rig.subscribe()
     with subscription.consumer("a") as a, subscription.consumer("b") as b:
@@ -93,7 +93,7 @@ def test_shared_gives_each_message_to_one(rig):
             subscription.consumer("a")
 
 
-def test_failover_promotes_the_next(rig):
+def test_a_failover_subscription_promotes_the_next_consumer(rig):
     """Standbys get no messages until the consumers before them leave; then they get the unacknowledged ones."""
     rig.fill(4)
     subscription = rig.subscribe("failover")
@@ -110,7 +110,7 @@ def test_failover_promotes_the_next(rig):
         first.receive(0)
 
 
-def test_key_shared_keeps_a_key_with_one_consumer_and_in_order(rig):
+def test_a_key_shared_subscription_keeps_each_key_in_order_with_one_consumer(rig):
     """Even when consumers join or leave: unacknowledged messages are redelivered before later ones of their key."""
     rig.fill(40, keys=8)
     subscription = rig.subscribe("key_shared")
@@ -221,8 +221,8 @@ def test_one_unacknowledged_message_does_not_fill_memory():
     rig.store.close()
 
 
-def test_dead_letters():
-    """A message refused too often is stored in the topic's dead letters, durably, with its origin."""
+def test_a_message_refused_too_often_becomes_a_dead_letter():
+    """It is stored durably in the topic's dead letters, with its origin."""
     rig = Rig(max_redelivery_count=2, redelivery_delay_seconds=0)
     rig.fill(3)
     subscription = rig.subscribe()
@@ -276,7 +276,7 @@ def test_out_of_order_acknowledgements_survive_restarts(rig):
 
 
 @pytest.mark.parametrize("kill", [True, False])
-def test_at_least_once_across_crashes(kill):
+def test_messages_are_delivered_at_least_once_across_crashes(kill):
     """At any step of saving, after a kill and after a power loss: unacknowledged messages are redelivered in order."""
     rig = Rig(progress_flush_interval_seconds=0, progress_min_offset_delta=2)
     rig.fill(9)
@@ -307,7 +307,7 @@ def test_at_least_once_across_crashes(kill):
     rig.store.close()
 
 
-def test_progress_flush_interval():
+def test_progress_flush_interval_bounds_the_age_of_unsaved_progress():
     """`progress_flush_interval_seconds`: the last acknowledgement is saved in time, even if no other follows."""
     rig = Rig(progress_flush_interval_seconds=5)
     rig.fill(3)
@@ -322,7 +322,7 @@ def test_progress_flush_interval():
     rig.store.close()
 
 
-def test_progress_min_offset_delta():
+def test_progress_min_offset_delta_bounds_lost_acknowledgements():
     """`progress_min_offset_delta`: a crash never loses that many acknowledgements."""
     rig = Rig(progress_min_offset_delta=4)
     rig.fill(10)
@@ -350,8 +350,8 @@ def test_progress_is_never_ahead_of_synced_messages():
     rig.store.close()
 
 
-def test_seek(rig):
-    """Back and forward, durably; answers to earlier deliveries are ignored."""
+def test_seek_moves_a_subscription_in_both_directions(rig):
+    """It is durable, and answers to earlier deliveries are ignored."""
     rig.fill(6)
     subscription = rig.subscribe()
     with subscription.consumer("a") as consumer:
@@ -372,7 +372,7 @@ def test_seek(rig):
 
 
 def test_the_store_moves_a_subscription_that_is_not_open(rig):
-    """By its name, durably, without a consumer; an open one can be moved, too."""
+    """By name and durably, without a consumer; it moves an open subscription, too."""
     rig.fill(6)
     with pytest.raises(UsageError, match="default/orders has no subscription billing; it has none"):
         rig.store.seek(TOPIC, "billing", 0)
@@ -405,8 +405,8 @@ def test_two_subscriptions_are_independent(rig):
         assert drain(again) == [0, 1, 2]
 
 
-def test_a_damaged_subscription_is_an_error_and_not_the_latest(rig):
-    """Its position is never guessed."""
+def test_a_damaged_subscription_is_an_error(rig):
+    """Its position is never guessed, and it does not start at the latest message."""
     rig.fill(3)
     rig.subscribe()
     rig.store.close()
@@ -430,8 +430,8 @@ def test_lost_messages_do_not_stop_a_subscription(rig):
         assert subscription.next_offset == 6
 
 
-def test_ack_checkpoint(rig):
-    """It records durably what was processed, for retention; it never moves back, and never beyond the end."""
+def test_ack_checkpoint_records_the_processed_offset(rig):
+    """It is durable, for retention; it never moves back, and never beyond the end of the topic."""
     rig.fill(5)
     assert rig.store.confirmed_offset(TOPIC) is None
     rig.store.ack_checkpoint(TOPIC, 2)
@@ -445,8 +445,8 @@ def test_ack_checkpoint(rig):
     assert rig.store.confirmed_offset(TOPIC) == 1
 
 
-def test_kinds_cannot_be_mixed(rig):
-    """Neither of an open subscription nor of a topic."""
+def test_subscription_kinds_cannot_be_mixed(rig):
+    """Neither for an open subscription nor for a topic."""
     rig.fill(1)
     rig.subscribe("shared")
     with pytest.raises(UsageError, match="open as shared"):
@@ -455,8 +455,8 @@ def test_kinds_cannot_be_mixed(rig):
         rig.store.topic(TOPIC, reliable=False)
 
 
-def test_topics_that_are_not_reliable(rig):
-    """No files; current listeners get each message once, others miss it."""
+def test_topics_that_are_not_reliable_deliver_to_current_listeners(rig):
+    """They write no files; current listeners get each message once, others miss it."""
     steps = rig.fs.steps
     log = rig.store.topic("default/news", reliable=False)
     subscription = rig.store.subscribe("default/news", "ticker")
@@ -503,8 +503,8 @@ def test_threads_receive_while_others_append(tmp_path):
 
 
 @given(st.lists(st.one_of(st.integers(0, 30), st.tuples(st.integers(0, 30), st.integers(0, 10))), max_size=30))
-def test_confirmed_against_a_set(steps):
-    """In any order, singly and in ranges."""
+def test_confirmed_offsets_equal_a_set(steps):
+    """They are added in any order, individually and in ranges."""
     confirmed, model = Confirmed(0), set()
     for step in steps:
         if isinstance(step, int):
@@ -523,7 +523,7 @@ def test_confirmed_against_a_set(steps):
         assert (again.next_offset, again.ranges()) == (confirmed.next_offset, confirmed.ranges())
 
 
-def test_payloads_of_the_rig(rig):
+def test_the_rig_reads_its_payloads(rig):
     """The tests above rely on this."""
     rig.fill(3)
     assert payloads(rig.store.topic(TOPIC)) == [b"0", b"1", b"2"]

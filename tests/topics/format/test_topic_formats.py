@@ -72,14 +72,14 @@ def frames_of(first: int, count: int) -> list[bytes]:
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_recorded_message_is_read():
-    """Field by field, whether the topic is known or not."""
+def test_a_recorded_message_is_decoded():
+    """Every field is correct, with and without a known topic."""
     expected = Message(0, b"hello", {}, 0, "p1", "/default/t", 1, 1, "127.0.0.1:6650", None)
     assert decode_message(MESSAGE) == CODEC.decode(MESSAGE) == expected
 
 
-def test_a_message_is_written_as_recorded():
-    """But for the request's number, which is 0 from us."""
+def test_a_message_is_encoded_as_recorded():
+    """Except for the request number, which our encoder sets to 0."""
     assert CODEC.encode(0, b"hello", 0, CODEC.tail_of(None))[8:] == MESSAGE[8:]
 
 
@@ -87,8 +87,8 @@ def test_a_message_is_written_as_recorded():
     offset=st.integers(0, 2**64 - 1), payload=st.binary(max_size=300), time_ms=st.integers(0, 2**53),
     attributes=st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=4),
 )  # fmt: skip
-def test_what_is_encoded_is_decoded(offset, payload, time_ms, attributes):
-    """Every message comes back, by the codec of its topic and without one."""
+def test_messages_round_trip(offset, payload, time_ms, attributes):
+    """Every message decodes with the codec of its topic, and without one."""
     body = CODEC.encode(offset, payload, time_ms, CODEC.tail_of(attributes))
     told = CODEC.decode(body)
     assert told == decode_message(body)
@@ -97,21 +97,21 @@ def test_what_is_encoded_is_decoded(offset, payload, time_ms, attributes):
     )
 
 
-def test_another_topics_message_is_read():
-    """A codec reads whatever is a message."""
+def test_a_message_of_another_topic_is_decoded():
+    """The codec of a topic decodes messages of all topics."""
     other = MessageCodec("a/b")
     told = CODEC.decode(other.encode(3, b"z", 5, other.tail_of({"k": "v"})))
     assert (told.offset, told.payload, told.topic, told.attributes) == (3, b"z", "/a/b", {"k": "v"})
 
 
-def test_a_subscription_name_is_read():
-    """Producers of the document's broker leave an empty one."""
+def test_a_subscription_name_is_decoded():
+    """Producers of the document's broker leave it empty."""
     body = MESSAGE[:-9] + b"\1" + (2).to_bytes(8, "little") + b"s1" + bytes(8)
     assert decode_message(body).subscription_name == "s1"
 
 
-def test_a_cut_message_is_damage():
-    """At every byte, and with something behind it."""
+def test_a_truncated_message_is_damage():
+    """Truncated at every byte, and with trailing bytes."""
     body = message_of(7, b"abc", key="value")
     for cut in range(len(body)):
         assert isinstance(decode_message(body[:cut]), Damage)
@@ -124,29 +124,29 @@ def test_a_cut_message_is_damage():
     MESSAGE[:-8] + (1 << 60).to_bytes(8, "little"),
     MESSAGE[:24] + b"\xff" + MESSAGE[25:],
 ], ids=["option", "attributes", "text"])  # fmt: skip
-def test_what_no_message_can_be_is_damage(body):
-    """An option that is neither, more attributes than bytes, a text that is none."""
+def test_an_invalid_message_is_damage(body):
+    """An invalid option, more attributes than bytes, a text that is not UTF-8."""
     assert isinstance(decode_message(body), Damage)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_make_the_decoder_raise(body):
-    """Whatever they are."""
+def test_the_message_decoder_never_raises(body):
+    """It accepts any bytes."""
     assert isinstance(decode_message(body), (Message, Damage))
 
 
 # ── frames ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_frame_is_the_recorded_one():
+def test_a_frame_has_the_recorded_bytes():
     """Header and payload."""
     assert encode_frame(0, MESSAGE) == FRAME
     assert decode_frame(FRAME) == Frame((0, 0, len(FRAME)), len(FRAME))
     assert zlib.crc32(MESSAGE) == 0x32E076D8
 
 
-def test_frames_fed_byte_by_byte():
-    """Every prefix has the whole frames in it, and says how much is missing for the next."""
+def test_frames_are_decoded_byte_by_byte():
+    """Every prefix contains the complete frames, and the decoder returns how many bytes the next frame needs."""
     parts = frames_of(5, 4)
     whole = b"".join(parts)
     ends = [sum(map(len, parts[: at + 1])) for at in range(4)]
@@ -159,8 +159,8 @@ def test_frames_fed_byte_by_byte():
     assert take_frames(whole + b"junk")[0] == take_frames(whole)[0]
 
 
-def test_every_flipped_byte_is_seen():
-    """By the checksum, by the length, or because the message says another offset."""
+def test_every_flipped_byte_is_detected():
+    """By the checksum, by the length, or because the message contains another offset."""
     frame = frames_of(5, 1)[0]
     for at in range(len(frame)):
         damaged = bytearray(frame)
@@ -170,23 +170,23 @@ def test_every_flipped_byte_is_seen():
     assert isinstance(decode_frame(bytes(16)), Damage)
 
 
-def test_lengths_are_bounded():
-    """No reader is made to wait for bytes that cannot be."""
+def test_frame_lengths_are_bounded():
+    """A reader never waits for an impossible number of bytes."""
     head = (0).to_bytes(8, "little") + (FRAME_PAYLOAD_BYTES_MAX + 1).to_bytes(4, "little") + bytes(4)
     assert isinstance(decode_frame(head), Damage)
 
 
 @given(junk=st.binary(max_size=120), first=st.sampled_from([0, 5, (1 << 24) - 2, (1 << 40) - 1]))
-def test_frames_are_found_behind_junk(junk, first):
-    """Whatever stands before them; also where the offset's upper bytes change."""
+def test_frames_after_junk_are_found(junk, first):
+    """After any junk, and where the upper bytes of the offset change."""
     parts = frames_of(first, 5)
     data = junk + b"".join(parts)
     found = [place for place in find_frames(data, 0, offset_min=first) if place[1] >= len(junk)]
     assert [place[0] for place in found[:5]] == list(range(first, first + 5))
 
 
-def test_a_frame_within_a_payload_is_not_taken_for_one():
-    """A topic that carries another log's bytes, damaged in front of them."""
+def test_a_frame_within_a_payload_is_not_a_frame_of_the_topic():
+    """A topic carries the bytes of another log, with damage before them."""
     inner = b"".join(frames_of(8, 3))
     outer = encode_frame(7, message_of(7, inner))
     data = bytearray(outer + b"".join(frames_of(8, 2)))
@@ -197,8 +197,8 @@ def test_a_frame_within_a_payload_is_not_taken_for_one():
 # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_log_checkpoint_is_the_documents_struct():
-    """In its bincode, with our eight bytes behind it; a file without them is read too."""
+def test_the_log_checkpoint_has_the_documented_struct():
+    """In the document's bincode, with our eight bytes after it; a file without them is decoded too."""
     value = WalCheckpoint(5, 9, 2, "wal.2.log", ((1, "wal.1.log", 5),), "wal.2.log", None, 8)
     data = encode_wal_checkpoint(value)
     assert data == WAL_CHECKPOINT + b"QCK1" + zlib.crc32(WAL_CHECKPOINT).to_bytes(4, "little")
@@ -210,15 +210,15 @@ def test_the_log_checkpoint_is_the_documents_struct():
     WalCheckpoint(0, -1, 0, "wal.log"),
     WalCheckpoint(3, 2**63, 7, "ä.7.log", ((0, "wal.log", 0), (6, "wal.6.log", 3)), None, 17, None),
 ])  # fmt: skip
-def test_log_checkpoints_come_back(value):
-    """An empty topic's too, whose last offset is one before the first."""
+def test_log_checkpoints_round_trip(value):
+    """Also for an empty topic, whose last offset is one before the first."""
     assert decode_wal_checkpoint(encode_wal_checkpoint(value)).value == value
 
 
 @pytest.mark.parametrize("value", [
     UploaderCheckpoint(-1, 0, 0, None, 0), UploaderCheckpoint(99, 3, 4096, "data-0-99.dnb1", 1_700_000_000),
 ])  # fmt: skip
-def test_uploader_checkpoints_come_back(value):
+def test_uploader_checkpoints_round_trip(value):
     """With and without an object."""
     data = encode_uploader_checkpoint(value)
     assert decode_uploader_checkpoint(data).value == value
@@ -229,8 +229,8 @@ def test_uploader_checkpoints_come_back(value):
     (encode_wal_checkpoint(WalCheckpoint(5, 9, 2, "w", ((1, "v", 5),), "w", 4, 8)), decode_wal_checkpoint),
     (encode_uploader_checkpoint(UploaderCheckpoint(99, 3, 4096, "data", 17)), decode_uploader_checkpoint),
 ])  # fmt: skip
-def test_damaged_checkpoints(data, decode):
-    """No cut and no flipped bit passes for the checkpoint that was written, and nothing raises."""
+def test_damaged_checkpoints_are_detected(data, decode):
+    """No truncation and no flipped bit decodes to the written checkpoint, and nothing raises."""
     sound = decode(data).value
     for cut in range(len(data)):
         answer = decode(data[:cut])
@@ -244,8 +244,8 @@ def test_damaged_checkpoints(data, decode):
 # ── saved subscriptions ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_saved_subscription_comes_back():
-    """Its bytes are fixed: a later version must read them."""
+def test_saved_subscriptions_round_trip():
+    """Their bytes are fixed: a later version must read them."""
     saved = SavedSubscription("billing", "shared", 1200, ((1210, 1215),), {1201: 2})
     data = encode_subscription(saved)
     assert data == (
@@ -255,14 +255,14 @@ def test_a_saved_subscription_comes_back():
     assert decode_subscription(data) == Frame(saved, len(data))
 
 
-def test_a_later_version_is_read():
-    """Fields that are not known are passed over."""
+def test_a_subscription_of_a_later_version_is_decoded():
+    """Unknown fields are ignored."""
     line = b'{"name": "a", "kind": "failover", "next_offset": 1, "acked": [], "attempts": {}, "colour": "blue"}'
     assert decode_subscription(b"%s\n%08x\n" % (line, zlib.crc32(line))).value == SavedSubscription("a", "failover", 1)
 
 
-def test_damaged_subscriptions():
-    """Every cut and every flip is seen; what is no subscription is damage, whatever its checksum says."""
+def test_damaged_subscriptions_are_detected():
+    """Every truncation and every flip is detected; an invalid subscription is damage even if its checksum matches."""
     data = encode_subscription(SavedSubscription("billing", "shared", 1200, ((1210, 1215),)))
     for cut in range(len(data)):
         assert isinstance(decode_subscription(data[:cut]), NeedMore)
@@ -281,8 +281,8 @@ def test_damaged_subscriptions():
 # ── the watch of owners ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_watch_comes_back():
-    """Its bytes are fixed; what a later version adds is passed over."""
+def test_owner_watches_round_trip():
+    """Their bytes are fixed; fields of a later version are ignored."""
     records = {"/b/owner": SeenRecord(9, 0, 0), "/a/owner": SeenRecord(57, 3405691582, 86400123)}
     data = encode_watch("5f0c", records)
     line = (
@@ -295,8 +295,8 @@ def test_a_watch_comes_back():
     assert isinstance(decode_watch(b"%s\n%08x\n" % (later, zlib.crc32(later))), Frame)
 
 
-def test_damaged_watches():
-    """Every cut and every flip is seen, and bytes behind it; what is no watch is damage, whatever its checksum says."""
+def test_damaged_watches_are_detected():
+    """Truncations, flips and trailing bytes are detected; an invalid watch is damage even if its checksum matches."""
     data = encode_watch("5f0c", {"/a/owner": SeenRecord(57, 1, 2)})
     for cut in range(len(data)):
         assert isinstance(decode_watch(data[:cut]), NeedMore)
@@ -324,8 +324,8 @@ def noted(line):
     return b"%s\n%08x\n" % (line, zlib.crc32(line))
 
 
-def test_requests_and_answers_come_back():
-    """Their bytes are fixed; what a later version adds is passed over."""
+def test_requests_and_answers_round_trip():
+    """Their bytes are fixed; fields of a later version are ignored."""
     request = Request("seek", {"topic": "default/orders", "subscription": "billing", "start": 1200})
     assert encode_request(request) == noted(
         b'{"quiver_topic_request": 1, "command": "seek", "arguments": '
@@ -346,8 +346,8 @@ def test_requests_and_answers_come_back():
     (decode_answer, encode_answer({"offset": 1})),
     (decode_answer, encode_refusal(Refusal("UsageError", "no"))),
 ])  # fmt: skip
-def test_damaged_requests_and_answers(decode, data):
-    """Every cut, every flip and bytes behind it are seen; so is what is none, whatever its checksum says."""
+def test_damaged_requests_and_answers_are_detected(decode, data):
+    """Truncations, flips and trailing bytes are detected; an invalid record is damage even if its checksum matches."""
     for cut in range(len(data)):
         assert isinstance(decode(data[:cut]), NeedMore)
     for at in range(len(data)):
@@ -365,8 +365,8 @@ def test_damaged_requests_and_answers(decode, data):
         assert isinstance(decode(noted(line)), Damage)
 
 
-def test_names_of_requests():
-    """Built and parsed; any other name is somebody else's."""
+def test_request_names_round_trip():
+    """Any other name belongs to another program."""
     for stage in ("request", "taken", "answer"):
         assert parse_request_name(request_name("0123456789abcdef", stage)) == ("0123456789abcdef", stage)
     for name in ("0123456789abcdef.request.tmp", "0123456789ABCDEF.request", "x.request", "0123456789abcdef.done"):
@@ -378,19 +378,19 @@ def test_names_of_requests():
 
 @pytest.mark.parametrize("seq", [0, 1, 9, 10, 12_345])
 @pytest.mark.parametrize("base", ["wal.log", "orders.txt"])
-def test_log_file_names(seq, base):
-    """Built and parsed."""
+def test_log_file_names_round_trip(seq, base):
+    """Building and parsing are inverse."""
     assert names.parse_wal_file_name(names.wal_file_name(seq, base), base) == seq
 
 
 @pytest.mark.parametrize("name", ["wal.0.log", "wal.01.log", "wal.-1.log", "wal.log.tmp", "wal.ckpt", "Wal.log", ""])
-def test_names_of_others(name):
-    """What we would not write is not ours."""
+def test_foreign_names_are_rejected(name):
+    """A name that our code would not write belongs to another program."""
     assert names.parse_wal_file_name(name) is None
 
 
-def test_object_names():
-    """Finished and pending ones."""
+def test_object_names_round_trip():
+    """For finished and pending objects."""
     assert names.parse_object_name(names.object_name(1000, 5000)) == (1000, 5000)
     assert names.parse_object_name(names.pending_object_name(1000)) == (1000, None)
     assert names.parse_object_name("data-01-5.dnb1") is None
@@ -398,22 +398,22 @@ def test_object_names():
 
 
 @pytest.mark.parametrize("topic", ["a/b", "/a/b", "a-1/B_2.c"])
-def test_topics(topic):
-    """With or without a slash before it."""
+def test_topic_names_are_parsed(topic):
+    """With and without a slash at the start."""
     assert names.check_topic(topic) == topic.removeprefix("/")
 
 
 @pytest.mark.parametrize(
     "topic", ["", "a", "a/b/c", "/a", "a/", "a/..", "./b", "a/.b", "a b/c", "a/b\n", "a/" + "x" * 129]
 )
-def test_no_topics(topic):
-    """Three parts are refused rather than cut to two."""
+def test_invalid_topic_names_are_refused(topic):
+    """Three parts are refused, not reduced to two."""
     with pytest.raises(UsageError):
         names.check_topic(topic)
 
 
-def test_subscription_files():
-    """Built and parsed."""
+def test_subscription_file_names_round_trip():
+    """Building and parsing are inverse."""
     assert names.parse_subscription_file(names.subscription_file("billing")) == "billing"
     assert names.parse_subscription_file("billing.sub.tmp") is None
     with pytest.raises(UsageError):
@@ -422,8 +422,8 @@ def test_subscription_files():
         names.check_file_name("wal.ckpt")
 
 
-def test_names_of_replaced_files():
-    """They say from where on; those of an earlier version do not."""
+def test_names_of_superseded_files_round_trip():
+    """They contain the first superseded offset; names of an earlier version do not."""
     assert names.superseded_name("wal.3.log", 1, 600) == "wal.3.log.1.from600.replaced"
     assert names.parse_superseded_name("wal.3.log.1.from600.replaced") == 600
     for name in ("wal.3.log.1.replaced", "wal.3.log.1.from600.reappended", "wal.log.from6.replaced", ""):

@@ -1,4 +1,4 @@
-"""The pages of topics in docs/formats say what the code does: offsets, sizes, limits, examples."""
+"""The pages of topics in docs/formats match the code: offsets, sizes, limits, examples."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def code_of(dotted: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_field_tables(kind):
-    """Each table under a struct's name is that struct: offsets without gaps, and the very same format."""
+def test_field_tables_match_the_structs(kind):
+    """Each table below a struct's name describes that struct: offsets without gaps, and the same format."""
     found = []
     pattern = r"^Struct `([\w.]+)`\n\n\| offset \| size \| type \| field \| meaning \|\n\|[-|]+\|\n((?:\|.*\|\n)+)"
     for dotted, table in re.findall(pattern, page_of(kind), re.MULTILINE):
@@ -76,8 +76,8 @@ def test_field_tables(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_limits(kind):
-    """Each limit is the constant that is named beside it; every page has the same parts."""
+def test_limits_match_the_constants(kind):
+    """Each limit equals the constant in its row; every page has the same sections."""
     page = page_of(kind)
     (table,) = re.findall(r"^\| limit \| value \| constant \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", page, re.MULTILINE)
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
@@ -88,8 +88,8 @@ def test_limits(kind):
         assert page.count(part) == 1
 
 
-def test_the_frame_example():
-    """The hex decodes to the values beside it."""
+def test_the_frame_example_decodes_to_its_values():
+    """The hex decodes to the values next to it."""
     ((text, said),) = re.findall(
         r"^```hex\n(.*?)```\n\n```json\n(.*?)```", page_of("topic-wal"), re.MULTILINE | re.DOTALL
     )
@@ -102,41 +102,41 @@ def test_the_frame_example():
     assert {name: message[name] for name in json.loads(said)} == json.loads(said)
 
 
-def test_the_subscription_example():
+def test_the_subscription_example_decodes():
     """The text decodes."""
     (text,) = re.findall(r"^```text\n(.*?)```", page_of("topic-subscription"), re.MULTILINE | re.DOTALL)
     assert isinstance(answer := decode_subscription(text.encode()), Frame)
     assert (answer.value.name, answer.value.acked) == ("billing", ((1210, 1215),))
 
 
-def test_the_trailer_of_checkpoints():
+def test_the_checkpoint_trailer_has_the_documented_magic():
     """Its magic is the one on the page."""
     assert f"`{TRAILER_MAGIC.decode()}`" in page_of("topic-checkpoint")
 
 
-def test_the_index_has_them():
-    """And says which code each is."""
+def test_the_index_lists_the_pages_with_their_code():
+    """Each entry names the module that implements the format."""
     index = page_of("README")
     assert all(f"({kind}.md)" in index for kind in KINDS)
 
 
-def test_the_commit_example():
-    """The text is what the code writes."""
+def test_the_commit_example_is_the_encoded_text():
+    """The text is exactly the output of the code."""
     (text,) = re.findall(r"^```text\n(.*?)```", page_of("topic-sink"), re.MULTILINE | re.DOTALL)
     assert isinstance(answer := COMMITS.decode(text.encode()), Frame)
     assert COMMITS.encode(answer.value) == text.encode()
     assert answer.value.parts[0].messages == 2
 
 
-def test_the_watch_example():
-    """The text is what the code writes."""
+def test_the_watch_example_is_the_encoded_text():
+    """The text is exactly the output of the code."""
     (text,) = re.findall(r"^```text\n(.*?)```", page_of("topic-watch"), re.MULTILINE | re.DOTALL)
     assert isinstance(answer := decode_watch(text.encode()), Frame)
     assert encode_watch(*answer.value) == text.encode()
 
 
-def test_the_request_examples():
-    """The texts are what the code writes."""
+def test_the_request_examples_are_the_encoded_texts():
+    """The texts are exactly the output of the code."""
     request, answer, refusal = re.findall(r"^```text\n(.*?)```", page_of("topic-request"), re.MULTILINE | re.DOTALL)
     assert isinstance(found := decode_request(request.encode()), Frame)
     assert encode_request(found.value) == request.encode()

@@ -1,4 +1,4 @@
-"""What the document claims and its first program did not do, one test for each; the names are the claims."""
+"""One test per claim of the document that its first program did not fulfil; the tests are named after the claims."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quiver.topics.cold.catalog import ObjectCatalog
 
 
 def test_restore_state_from_the_checkpoint_on_startup():
-    """Offsets and file numbers go on, uploads go on, nothing is written over."""
+    """Offsets, file numbers and uploads continue, and nothing is overwritten."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 12)
@@ -51,10 +51,10 @@ def test_start_offset_is_the_hand_off_point_and_is_never_set_back():
         assert read(log) == expected(15)
 
 
-def test_the_reader_asks_for_descriptors_once_and_reads_only_what_it_needs():
-    """Not all of them anew for each read, and of the objects only those that hold what is wanted.
+def test_the_reader_requests_descriptors_once_and_reads_only_what_it_needs():
+    """Later reads reuse the descriptors, and fetch only the objects that contain the wanted offsets.
 
-    The range itself, and what is kept of descriptors in memory: `test_cold_catalogue.py`.
+    The range itself, and how many descriptors are kept in memory: `test_cold_catalog.py`.
     """
     rig = Rig(chosen=settings(rotate=300))
     with rig.opened() as log:
@@ -69,8 +69,8 @@ def test_the_reader_asks_for_descriptors_once_and_reads_only_what_it_needs():
         assert rig.objects.calls["get_range"] <= 1
 
 
-def test_uploader_max_batch_bytes_is_a_knob():
-    """An object is closed when it has reached it, also within a file."""
+def test_uploader_max_batch_bytes_limits_the_size_of_objects():
+    """An object is closed when it reaches the limit, also in the middle of a file."""
     rig = Rig(chosen=settings(rotate=100_000, batch=200, keep_minutes=None))
     with rig.opened() as log:
         append(log, 12)
@@ -79,8 +79,8 @@ def test_uploader_max_batch_bytes_is_a_knob():
         assert len(rig.keys()) > 3
 
 
-def test_pending_keys_are_cleaned_up_on_failure():
-    """The next cycle removes them, and every other object that nobody names."""
+def test_pending_objects_are_removed_after_a_failure():
+    """The next cycle removes them, and every other object that has no descriptor."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 4)
@@ -94,7 +94,7 @@ def test_pending_keys_are_cleaned_up_on_failure():
 
 
 def test_uploads_are_never_duplicated():
-    """After a crash at the worst moment, and with the checkpoint lost: no two objects have the same message."""
+    """After a crash at the worst moment and with the checkpoint lost, no two objects contain the same message."""
     rig = Rig(chosen=settings(keep_minutes=None))
     with rig.opened() as log:
         append(log, 12)
@@ -112,8 +112,8 @@ def test_uploads_are_never_duplicated():
         assert set(before) <= set(again.keys())
 
 
-def test_a_failed_copy_never_costs_the_pending_object_nor_the_local_file():
-    """However often it fails: what was uploaded stays until something better is there."""
+def test_a_failed_copy_keeps_the_pending_object_and_the_local_file():
+    """However often it fails, the uploaded data stays until a complete copy exists."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 9)
@@ -130,8 +130,8 @@ def test_a_failed_copy_never_costs_the_pending_object_nor_the_local_file():
         assert read(log) == expected(9)
 
 
-def test_an_upload_in_the_middle_of_a_flush_goes_on_at_a_frame():
-    """What is not whole and synced yet is left for the next cycle, and the one after it finds the place."""
+def test_an_upload_in_the_middle_of_a_flush_ends_at_a_frame_boundary():
+    """Incomplete or unsynced data is left for the next cycle, which continues at the right position."""
     rig = Rig(chosen=settings(rotate=100_000, keep_minutes=None))
     with rig.opened() as log:
         for count in (1, 2, 3):
@@ -146,7 +146,7 @@ def test_an_upload_in_the_middle_of_a_flush_goes_on_at_a_frame():
 
 
 def test_a_descriptor_stays_small():
-    """A topic of tiny messages: the index has an entry for a thousand of them, objects are bounded by their file."""
+    """In a topic of tiny messages the index has one entry per thousand messages, and the file bounds the object."""
     rig = Rig(chosen=settings(rotate=10_000_000))
     with rig.opened() as log:
         for _ in range(50):
@@ -157,8 +157,8 @@ def test_a_descriptor_stays_small():
         assert len(entry.value) < 1000
 
 
-def test_a_restart_never_gives_out_an_offset_again():
-    """Local files lost entirely: the descriptors say how far the topic had come."""
+def test_a_restart_never_reuses_an_offset():
+    """All local files are lost: the descriptors record the next offset of the topic."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 12)
@@ -174,7 +174,7 @@ def test_a_restart_never_gives_out_an_offset_again():
         assert read(log) == expected(13)
 
 
-def test_beyond_the_end_of_the_objects_nothing_is_skipped():
+def test_nothing_is_skipped_after_the_end_of_the_objects():
     """A hole between the last object and the first local file is an error with its range, not a jump."""
     rig = Rig()
     with rig.opened() as log:
@@ -190,8 +190,8 @@ def test_beyond_the_end_of_the_objects_nothing_is_skipped():
             list(reader)
 
 
-def test_a_poisoned_object_does_not_stop_the_reader_for_good():
-    """The same error on every try would stall a subscription: it is told once, and the reader goes on behind it."""
+def test_a_corrupt_object_does_not_stop_the_reader_for_good():
+    """The same error on every attempt would stall a subscription: it is reported once, and the reader continues."""
     rig = Rig()
     with rig.opened() as log:
         append(log, 30)
@@ -205,7 +205,7 @@ def test_a_poisoned_object_does_not_stop_the_reader_for_good():
 
 
 def test_metadata_of_many_objects_is_read_in_pages(monkeypatch):
-    """And nothing between two pages is left out."""
+    """Nothing between two pages is left out."""
     monkeypatch.setattr(catalogue_module, "_PAGE", 50)
     rig = Rig(chosen=settings(rotate=1))
     with rig.opened() as log:

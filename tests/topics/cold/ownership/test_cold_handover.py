@@ -40,7 +40,7 @@ def state_of(rig):
     return json.loads(rig.facts.get(f"/danube/storage/topics/{TOPIC}/state").value)
 
 
-def test_another_machine_goes_on_where_a_clean_close_stopped():
+def test_another_machine_continues_where_a_clean_close_stopped():
     """Immediately, at the next offset, with every message; nothing is quarantined when the first machine comes back."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
@@ -63,7 +63,7 @@ def test_another_machine_goes_on_where_a_clean_close_stopped():
         check_tidy(back)
 
 
-def test_what_was_never_synced_is_handed_over_too():
+def test_unsynced_messages_are_handed_over_too():
     """Closing syncs first; subscriptions move along; an append to the closed log raises."""
     one = Rig()
     log = one.open()
@@ -84,7 +84,7 @@ def test_what_was_never_synced_is_handed_over_too():
     three.close()
 
 
-def test_a_close_with_nothing_new_asks_for_next_to_nothing():
+def test_a_close_without_new_messages_makes_almost_no_requests():
     """According to the catalog everything is uploaded: no object is listed, read or written."""
     one = Rig()
     with one.opened() as log:
@@ -101,7 +101,7 @@ def test_a_close_with_nothing_new_asks_for_next_to_nothing():
     assert calls == []
 
 
-def test_an_outage_is_reported_and_costs_nothing():
+def test_an_outage_is_reported_and_loses_no_message():
     """The messages are reported; the directory keeps its topic, and hands it over when it is closed the next time."""
     one = Rig(chosen=settings(keep_minutes=None))
     one.observer = Telling()
@@ -130,8 +130,8 @@ def test_an_outage_is_reported_and_costs_nothing():
         assert read(log) == expected(7)
 
 
-def test_a_store_that_does_not_answer_is_waited_for_no_longer_than_said():
-    """Also when another topic's upload hangs; its later result changes nothing."""
+def test_close_waits_for_an_unresponsive_store_no_longer_than_its_timeout():
+    """This also holds when another topic's upload hangs; its later result changes nothing."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 3)
@@ -169,8 +169,8 @@ def test_a_store_that_does_not_answer_is_waited_for_no_longer_than_said():
         assert again.named() == before
 
 
-def test_a_close_that_is_interrupted_waits_for_nobody(monkeypatch):
-    """After Ctrl-C while the object store hung, the process used to end only with the store's answer."""
+def test_an_interrupted_close_does_not_wait_for_the_object_store(monkeypatch):
+    """After Ctrl-C while the object store hung, the process used to end only when the store answered."""
     one = Rig(chosen=settings(keep_minutes=None))
     append(one.open(), 3)
     hangs, answered = threading.Event(), threading.Event()
@@ -201,8 +201,8 @@ def test_a_close_that_is_interrupted_waits_for_nobody(monkeypatch):
         assert read(log) == expected(3)
 
 
-def test_another_owner_keeps_the_topic():
-    """The report has the remedy for the messages."""
+def test_a_topic_with_another_owner_is_not_handed_over():
+    """The report states what to do about the messages."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 4)
@@ -216,8 +216,8 @@ def test_another_owner_keeps_the_topic():
         assert read(theirs) == expected(2)
 
 
-def test_hand_over_seconds_0_keeps_everything_here():
-    """For a process that restarts soon; also as a setting of the broker's file."""
+def test_hand_over_seconds_0_keeps_ownership():
+    """For a process that restarts soon; it is also a setting in the broker's file."""
     one = Rig(chosen=settings())
     one.chosen = one.chosen.__class__(
         wal=one.chosen.wal, deleter=one.chosen.deleter, uploader=UploaderSettings(hand_over_seconds=0)
@@ -232,7 +232,7 @@ def test_hand_over_seconds_0_keeps_everything_here():
     two.close()
 
 
-def test_damage_at_the_end_does_not_keep_a_topic_here():
+def test_damage_at_the_end_does_not_prevent_the_handover():
     """Lost messages cannot be uploaded; the topic is handed over after them."""
     one = Rig(chosen=settings(rotate=None, keep_minutes=None))
     with one.opened() as log:

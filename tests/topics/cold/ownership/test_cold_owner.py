@@ -1,4 +1,4 @@
-"""Two processes never both write a topic; moving one loses and repeats no message."""
+"""Two processes never write a topic at the same time; moving a topic loses and repeats no message."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def other(rig, **changed):
     return Rig(memory=rig.memory, facts=rig.facts, chosen=rig.chosen, **options)
 
 
-def test_a_second_process_is_refused():
-    """While the first one lives, whose name is in the error."""
+def test_a_second_process_is_refused_while_the_first_one_is_alive():
+    """The error contains the name of the first process."""
     one = Rig()
     with one.opened() as log:
         append(log, 3)
@@ -38,8 +38,8 @@ def test_a_second_process_is_refused():
         append(log, 1)
 
 
-def test_moving_a_topic_loses_and_repeats_nothing():
-    """Sealed here, opened there: the same sequence, and the next offset is the next one."""
+def test_moving_a_topic_loses_and_repeats_no_message():
+    """Sealed here, opened there: the sequence is the same, and the next offset follows."""
     one = Rig()
     log = one.open()
     append(log, 10)
@@ -64,8 +64,8 @@ def test_moving_a_topic_loses_and_repeats_nothing():
         assert log._engine.wal.next_offset == 16
 
 
-def test_the_state_is_the_documents():
-    """Key and JSON; the next owner clears the sealed flag and keeps the offset."""
+def test_the_state_record_has_the_documented_key_and_json():
+    """The next owner clears the sealed flag and keeps the offset."""
     one = Rig()
     log = one.open()
     append(log, 4)
@@ -81,8 +81,8 @@ def test_the_state_is_the_documents():
         assert json.loads(one.facts.get(key).value)["last_committed_offset"] == 3
 
 
-def test_an_empty_topic_moves_too():
-    """It begins at offset 0 there, not at 1."""
+def test_an_empty_topic_moves_and_starts_at_offset_zero():
+    """It starts at 0 on the other machine, not at 1."""
     one = Rig()
     one.open()
     one.store.unload(TOPIC)
@@ -93,8 +93,8 @@ def test_an_empty_topic_moves_too():
         assert log._engine.wal.next_offset == 0
 
 
-def test_a_topic_whose_upload_fails_is_not_given_up():
-    """It is sealed and still owned here: unloading it again, when the store is back, succeeds."""
+def test_a_topic_whose_upload_fails_keeps_its_owner():
+    """It is sealed and still owned here; unloading it again succeeds when the store is available."""
     one = Rig()
     with one.opened() as log:
         append(log, 4)
@@ -112,7 +112,7 @@ def test_a_topic_whose_upload_fails_is_not_given_up():
         assert read(log) == expected(4)
 
 
-def test_the_loser_is_fenced_and_told_so():
+def test_a_fenced_owner_gets_an_error_with_the_new_epoch():
     """Another process took over meanwhile: the former owner appends, publishes and deletes nothing."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
@@ -140,7 +140,7 @@ def test_the_loser_is_fenced_and_told_so():
 
 
 def test_an_owner_that_cannot_renew_stops_before_another_begins():
-    """By its own clock; until another takes over it continues as soon as it can renew."""
+    """It stops by its own clock; until another process takes over, it continues as soon as it can renew."""
     one = Rig()
     with one.opened() as log:
         append(log, 1)
@@ -160,8 +160,8 @@ def test_an_owner_that_cannot_renew_stops_before_another_begins():
 
 
 @pytest.mark.parametrize("step", ["put_parts", "copy", "head", "get_range", "commit"])
-def test_a_fenced_upload_in_the_middle_changes_nothing(step):
-    """At whatever step another takes over: the former owner's descriptor is not published."""
+def test_an_upload_fenced_in_the_middle_changes_nothing(step):
+    """Another process takes over at any step: the former owner's descriptor is not published."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 3)
@@ -196,7 +196,7 @@ def test_a_fenced_upload_in_the_middle_changes_nothing(step):
 
 
 def test_a_restart_after_a_kill_does_not_wait():
-    """The same directory is the same owner: its lock shows that the former process has ended."""
+    """The same directory is the same owner: its lock proves that the former process has ended."""
     one = Rig()
     log = one.open()
     append(log, 5)
@@ -211,7 +211,7 @@ def test_a_restart_after_a_kill_does_not_wait():
 
 
 @pytest.mark.parametrize("step", ["subscriptions", "files", "attach"])
-def test_who_cannot_open_a_topic_does_not_keep_it_from_others(monkeypatch, step):
+def test_a_machine_that_cannot_open_a_topic_does_not_block_others(monkeypatch, step):
     """A machine with a damaged disk took over, could not open the topic, and renewed its ownership forever."""
     one = Rig()
     with one.opened() as log:
@@ -237,8 +237,8 @@ def test_who_cannot_open_a_topic_does_not_keep_it_from_others(monkeypatch, step)
     two.close()
 
 
-def test_who_had_a_topic_before_is_waited_for_as_usual(monkeypatch):
-    """Unuploaded messages may be on its disk alone: no other gets it for a lease, and then one does."""
+def test_others_wait_one_lease_for_the_previous_owner(monkeypatch):
+    """Only its disk may have unuploaded messages: the topic is free after one lease, not earlier."""
     one = Rig()
     append(one.open(), 5)
     one.store.close(timeout=0)
@@ -261,8 +261,8 @@ def test_who_had_a_topic_before_is_waited_for_as_usual(monkeypatch):
     one.close()
 
 
-def test_offsets_never_go_back():
-    """Local files lost, metadata intact: the next offset is above every object's."""
+def test_offsets_never_decrease():
+    """Local files are lost, the metadata is intact: the next offset is higher than every offset in objects."""
     one = Rig()
     with one.opened() as log:
         append(log, 6)
@@ -275,8 +275,8 @@ def test_offsets_never_go_back():
         assert read(log) == expected(6)
 
 
-def test_nobody_who_may_own_it_means_nobody_opens_it():
-    """The metadata store does not answer at open: offsets could be given out twice."""
+def test_a_topic_is_not_opened_without_its_metadata_store():
+    """The metadata store does not answer during open: without it, offsets could be reused."""
     one = Rig()
     with one.opened() as log:
         append(log, 1)
@@ -287,8 +287,8 @@ def test_nobody_who_may_own_it_means_nobody_opens_it():
     again.close()
 
 
-def test_keys_are_the_documents():
-    """Descriptors with twenty digits, and the pointer to the newest."""
+def test_descriptor_keys_have_the_documented_form():
+    """Descriptors have twenty digits, and a pointer names the newest one."""
     one = Rig()
     with one.opened() as log:
         append(log, 9)
@@ -307,8 +307,8 @@ def test_keys_are_the_documents():
     assert one.memory.head(PREFIX + fields["object_id"]).size_bytes == fields["size"]
 
 
-def test_a_producer_goes_on_where_its_topic_goes():
-    """Messages sent before the move are in objects only, and are not appended again there."""
+def test_a_producer_continues_after_its_topic_moved():
+    """Messages sent before the move exist only in objects, and are not appended again."""
     one = Rig()
     log = one.open()
     for number in range(5):

@@ -1,4 +1,4 @@
-"""Superseded messages are appended to their topic again, each of them once."""
+"""Superseded messages are appended to their topic again, each of them exactly once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUARANTINE = f"/topics/{TOPIC}/quarantine"
 
 
 def forked(mine=30, theirs=40, *, rotate=400, write=None):
-    """A machine that is back, with *mine* messages that another owner superseded."""
+    """A machine that returns with *mine* messages that another owner superseded."""
     chosen = settings(keep_minutes=None, rotate=rotate)
     one = Rig(chosen=chosen)
     log = one.open()
@@ -50,7 +50,7 @@ def names(rig):
 
 
 @pytest.mark.parametrize("rotate", [None, 400])
-def test_each_message_comes_back_once(rotate):
+def test_each_superseded_message_is_appended_again_once(rotate):
     """After the other's messages, in order, unchanged; a second call finds nothing to do."""
     rig = forked(rotate=rotate)
     with rig.opened() as log:
@@ -99,8 +99,8 @@ def test_a_crash_at_any_step_loses_and_repeats_nothing():
             assert payloads == expected(30) + [b"only here %d" % number for number in range(12)]
 
 
-def test_what_was_replaced_a_second_time_comes_back_once_too():
-    """Half of it was appended again, not uploaded, and superseded once more before the call finished."""
+def test_messages_superseded_twice_are_appended_again_once():
+    """Half of them were appended again, not uploaded, and superseded once more before the call finished."""
     rig = forked(12, 20, rotate=None)
     log = rig.open()
     rig.objects.fail_on("put_parts", times=99)
@@ -126,10 +126,10 @@ def test_what_was_replaced_a_second_time_comes_back_once_too():
 @pytest.mark.parametrize("uploaded", [1, 3, 6, 11])
 @pytest.mark.parametrize("before", [0, 4, 9])
 @pytest.mark.parametrize("rotates", [(400, 400), (400, 900), (900, 400), (None, 400), (400, None)])
-def test_of_two_machines_that_replaced_each_other_every_message_comes_back(uploaded, before, rotates):
+def test_two_machines_that_superseded_each_other_recover_every_message(uploaded, before, rotates):
     """
-    What came back left room for offsets between objects, and the other machine had messages of its own there: they went
-    to the quarantine below the offset that its name says, or stayed in a file that nothing ever uploads.
+    Reappending left free offsets between objects, and the other machine had its own messages at these offsets: they
+    were moved to the quarantine with a wrong first offset in the name, or stayed in a file that was never uploaded.
     """
     memory, facts = MemoryObjects(), MemoryMetadata()
     machines = {
@@ -139,7 +139,7 @@ def test_of_two_machines_that_replaced_each_other_every_message_comes_back(uploa
     said = []
 
     def die(name, *counts):
-        """Append so many, upload that, and append so many more."""
+        """Append messages, upload them, and append more."""
         rig = machines[name]
         log = rig.open()
         for turn, count in enumerate(counts):
@@ -168,8 +168,8 @@ def test_of_two_machines_that_replaced_each_other_every_message_comes_back(uploa
         assert sorted(one.payload for one in reader) == sorted(said)
 
 
-def test_what_came_back_is_no_damage():
-    """Its offsets stay empty, and `verify` reports them as quarantined; messages lost everywhere are damage."""
+def test_reappended_messages_are_not_reported_as_damage():
+    """Their former offsets stay empty; `verify` reports them as quarantined. Messages lost everywhere are damage."""
     rig = forked(30, 6)
     with rig.opened() as log:
         rig.store.maintain()
@@ -189,8 +189,8 @@ def test_what_came_back_is_no_damage():
         assert [one.reason for one in lost if one.damaged] == [told]
 
 
-def test_what_its_producer_sent_again_is_not_appended_twice():
-    """The number of a message is stored, and compared."""
+def test_a_message_that_its_producer_repeated_is_not_appended_again():
+    """The producer's number is stored with the message, and compared."""
 
     def write(log):
         edge = log.producer("edge")
@@ -208,7 +208,7 @@ def test_what_its_producer_sent_again_is_not_appended_twice():
         late = log.producer("late")
         (done,) = rig.store.reappend(TOPIC)
         assert (done.appended, done.already_there) == (6, 2)
-        assert late.append(b"late 0", sequence=0) is None  # a producer that is held hears of it
+        assert late.append(b"late 0", sequence=0) is None  # an open producer gets an error
         payloads = [one.payload for one in everything(log)]
         assert sorted(one for one in payloads if one.startswith(b"edge")) == [
             b"edge %d" % number for number in (0, 1, 2, 3, 4, 5, 8)
@@ -217,7 +217,7 @@ def test_what_its_producer_sent_again_is_not_appended_twice():
         assert log.producer("edge").last_sequence == 8
 
 
-def test_damaged_messages_are_counted_and_the_rest_comes_back():
+def test_damaged_messages_are_counted_and_intact_ones_appended():
     """The intact messages of the file are appended."""
     rig = forked(12, 20, rotate=None)
     with rig.opened() as log:
@@ -231,8 +231,8 @@ def test_damaged_messages_are_counted_and_the_rest_comes_back():
         assert b"only here 3" not in {one.payload for one in everything(log)}
 
 
-def test_files_of_an_earlier_version_do_not_say_from_where_on():
-    """They are compared with the topic, as long as it still has these messages."""
+def test_files_of_an_earlier_version_without_a_start_offset_are_compared():
+    """Their names have no start offset. They are compared with the topic, as long as it still has these messages."""
     rig = forked(12, 20, rotate=None)
     with rig.opened() as log:
         (name,) = names(rig)

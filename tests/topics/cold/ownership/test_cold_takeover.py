@@ -1,4 +1,4 @@
-"""A supervised process takes over from a machine that died, despite its restarts."""
+"""A supervised process takes over from a machine that died, even if it is restarted repeatedly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def dead_machine(*topics):
 
 
 def run_once(dead, disk, clock, **changed):
-    """A process that starts, opens the topic, and ends; returns the exception when it was refused."""
+    """Start a process that opens the topic and ends; return the exception when it was refused."""
     rig = Rig(disk=disk, clock=clock, memory=dead.memory, facts=dead.facts, owner="two", chosen=dead.chosen, **changed)
     try:
         log = rig.open()
@@ -56,8 +56,8 @@ def run_once(dead, disk, clock, **changed):
     return None
 
 
-def test_restarts_do_not_begin_the_watch_again():
-    """Refused every ten seconds, it gets the topic when the owner has been silent for its lease."""
+def test_restarts_do_not_reset_the_observation_of_the_owner():
+    """A process that is refused every ten seconds gets the topic when the owner has been silent for its lease."""
     dead, disk, clock = dead_machine(), disk_of(), ManualClock()
     restarts = 0
     while (error := run_once(dead, disk, clock)) is not None:
@@ -69,7 +69,7 @@ def test_restarts_do_not_begin_the_watch_again():
 
 
 def test_one_lease_is_enough_for_all_topics():
-    """A process that is refused one of them watches the owners of all."""
+    """A process that is refused one topic observes the owners of all."""
     names = ["a/b", "a/b-c", "a/b.c", "a/b0", "b/a"]
     dead, disk, clock = dead_machine(*names), disk_of(), ManualClock()
     assert run_once(dead, disk, clock) is not None
@@ -82,8 +82,8 @@ def test_one_lease_is_enough_for_all_topics():
 
 
 @pytest.mark.parametrize("what", ["alive", "rebooted", "damaged", "no boot id", "another metadata store"])
-def test_what_begins_the_watch_again(what):
-    """Any doubt: it costs a lease, and never takes a topic from a live owner."""
+def test_any_doubt_resets_the_observation(what):
+    """It costs one lease, and never takes a topic from a live owner."""
     dead, disk, clock = dead_machine(), disk_of(), ManualClock()
     if what == "no boot id":
         disk.remove(BOOT_ID)
@@ -127,7 +127,7 @@ def test_a_clock_that_was_set_back_costs_one_lease():
     assert run_once(dead, disk, clock) is None
 
 
-def test_open_waits_as_long_as_it_is_told():
+def test_open_waits_for_its_timeout():
     """For the owner of the topic, and for the process that has the directory."""
     dead = dead_machine()
     clock = ManualClock()
@@ -152,8 +152,8 @@ def test_open_waits_as_long_as_it_is_told():
             TopicStore.open("/topics", fs=disk, background=False, takeover_wait=wrong)
 
 
-def test_an_outage_while_owners_are_looked_at_hides_nothing():
-    """The topic is refused as usual; owners that could not be observed are observed by the next caller."""
+def test_an_outage_during_observation_hides_no_owner():
+    """The topic is refused as usual, and the next call observes the owners that could not be observed."""
     dead, disk, clock = dead_machine("a/b"), disk_of(), ManualClock()
     rig = Rig(disk=disk, clock=clock, memory=dead.memory, facts=dead.facts, owner="two", chosen=dead.chosen)
 

@@ -36,8 +36,8 @@ def filled(count: int, *, entries: int = 1) -> FaultMetadata:
     return FaultMetadata(facts)
 
 
-def test_many_objects_with_large_indexes_take_little_memory():
-    """Three thousand objects, half a million index entries: some forty bytes per object, not their indexes."""
+def test_many_objects_with_large_indexes_need_little_memory():
+    """Three thousand objects with half a million index entries need about forty bytes per object."""
     store = filled(3000, entries=200)
     catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC)
     tracemalloc.start()
@@ -53,8 +53,8 @@ def test_many_objects_with_large_indexes_take_little_memory():
         tracemalloc.stop()
 
 
-def test_a_range_of_offsets_asks_for_the_descriptors_of_that_range():
-    """`get_object_descriptors_range` of the document, including the object in which the range begins."""
+def test_a_range_of_offsets_requests_only_its_descriptors():
+    """`get_object_descriptors_range` of the document, including the object in which the range starts."""
     store = filled(3000)
     catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC)
     catalogue.refresh()
@@ -65,8 +65,8 @@ def test_a_range_of_offsets_asks_for_the_descriptors_of_that_range():
     assert list(ObjectCatalog(store, root=ROOT, topic=TOPIC).between(5, 6)) == [descriptor(0)]
 
 
-def test_objects_are_read_on_while_the_metadata_store_is_away():
-    """Without their indexes, which only it has: from their start."""
+def test_objects_are_readable_during_a_metadata_outage():
+    """Indexes exist only in the metadata, so objects are read from their start."""
     rig = Rig(chosen=settings(rotate=300))
     with rig.opened() as log:
         append(log, 60)
@@ -79,8 +79,8 @@ def test_objects_are_read_on_while_the_metadata_store_is_away():
         rig.metadata.heal()
 
 
-def test_a_packed_object_waits_for_the_metadata_store():
-    """Only it has the positions of blocks: a transient error, never a loss."""
+def test_a_packed_object_is_not_readable_during_a_metadata_outage():
+    """Only the metadata store has the positions of blocks: the error is transient, never a loss."""
     rig = Rig(chosen=settings(rotate=300, compression="zstd"))
     with rig.opened() as log:
         append(log, 60)
@@ -93,7 +93,7 @@ def test_a_packed_object_waits_for_the_metadata_store():
             assert [one.offset for one in reader] == list(range(60))
 
 
-def test_a_descriptor_that_was_withdrawn_a_moment_ago_is_looked_for_anew():
+def test_a_withdrawn_descriptor_reloads_the_catalog():
     """Another process removed it: the catalog is read again, and the next object is used."""
     rig = Rig(chosen=settings(rotate=300))
     with rig.opened() as log:
@@ -108,7 +108,7 @@ def test_a_descriptor_that_was_withdrawn_a_moment_ago_is_looked_for_anew():
         assert reader.next_offset(0) == first.end_offset + 1
 
 
-def test_a_descriptor_under_another_ones_key_is_damage():
+def test_a_descriptor_under_a_wrong_key_is_corruption():
     """A lookup of its first message would not find it."""
     facts = MemoryMetadata()
     facts.commit({descriptor_key(ROOT, TOPIC, 5000): encode_descriptor(descriptor(3))})
@@ -116,8 +116,8 @@ def test_a_descriptor_under_another_ones_key_is_damage():
         ObjectCatalog(facts, root=ROOT, topic=TOPIC).refresh()
 
 
-def test_what_is_published_and_withdrawn_is_known_without_asking():
-    """In any order: an object that begins before the last one makes the catalog read everything again."""
+def test_own_changes_update_the_catalog_without_a_request():
+    """In any order; an object that starts before the last one causes the catalog to be read again."""
     store = filled(3)
     catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC, commits=store)
     assert len(catalogue) == 3

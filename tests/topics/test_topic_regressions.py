@@ -1,4 +1,4 @@
-"""Losses and broken promises of other logs with this design: each is a regression test."""
+"""Losses and broken promises of other logs with this design, each with a regression test."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.usefixtures("quiet")
 WAL = f"{DIRECTORY}/wal.log"
 
 
-# ── promised, and not kept ───────────────────────────────────────────────────────────────────────────────
+# ── promises that other logs broke ───────────────────────────────────────────────────────────────────────
 
 
-def test_promised_durable_after_fsync():
-    """It only flushed to the kernel: a durable append survives a power loss, and so does the interval's sync."""
+def test_a_durable_append_survives_a_power_loss():
+    """Another log only flushed to the kernel. The sync by interval survives a power loss, too."""
     fs, clock = CrashFileSystem(), ManualClock()
     store = open_topics(fs, clock=clock)
     log = store.topic(TOPIC)
@@ -40,8 +40,8 @@ def test_promised_durable_after_fsync():
     store.close()
 
 
-def test_promised_state_restored_from_the_checkpoint():
-    """It started at offset 0, file 0 and an empty list of files: all three continue."""
+def test_the_state_is_restored_from_the_checkpoint():
+    """Another log started at offset 0, file 0 and an empty list of files: all three continue."""
     fs = CrashFileSystem()
     with open_topics(fs, rotate_max_bytes=250) as store:
         store.topic(TOPIC).append_batch([b"x"] * 2)
@@ -54,17 +54,17 @@ def test_promised_state_restored_from_the_checkpoint():
         assert log.append(b"x") == 8
 
 
-def test_promised_self_healing_of_partial_writes():
-    """A torn frame hid everything appended after it: it is truncated first."""
+def test_a_torn_frame_is_truncated_before_the_next_append():
+    """It hid everything appended after it."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"0", b"1"])
         end = len(read_file(fs, WAL))
-        store.topic(TOPIC).append(b"torn" * 100)  # longer than what comes after it: that cannot hide it
+        store.topic(TOPIC).append(b"torn" * 100)  # longer than the later messages, which cannot hide it
     file = fs.open_write(WAL)
     file.truncate(end + 300)
     file.close()
-    fs.remove(f"{DIRECTORY}/wal.ckpt")  # it would say that all of it was synced
+    fs.remove(f"{DIRECTORY}/wal.ckpt")  # its checkpoint would claim that all of it was synced
     with open_topics(fs) as store:
         log = store.topic(TOPIC)
         assert log.append(b"2") == 2
@@ -72,7 +72,7 @@ def test_promised_self_healing_of_partial_writes():
     assert take_frames(read_file(fs, WAL))[1] == len(read_file(fs, WAL))
 
 
-def test_promised_start_offset_survives_the_next_flush():
+def test_the_start_offset_survives_the_next_flush():
     """The writer's next checkpoint reset it to 0, and readers silently skipped the deleted range."""
     fs, clock = CrashFileSystem(), ManualClock()
     store = open_topics(fs, clock=clock, rotate_max_bytes=100, cache_capacity=1)
@@ -90,8 +90,8 @@ def test_promised_start_offset_survives_the_next_flush():
     store.close()
 
 
-def test_promised_order_of_concurrent_appends():
-    """Offset, memory and disk were updated in turn without a common lock: frames were out of order."""
+def test_concurrent_appends_are_written_in_order():
+    """Another log updated offset, memory and disk in turn without a common lock: frames were out of order."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         log = store.topic(TOPIC)
@@ -111,8 +111,8 @@ def test_promised_order_of_concurrent_appends():
         assert [place[0] for place in take_frames(read_file(fs, WAL))[0]] == list(range(600))
 
 
-def test_promised_backpressure():
-    """A full queue blocked and a failed disk was not noticed: there is no queue, and a failed disk raises an error."""
+def test_a_failed_disk_raises_an_error_at_once():
+    """In another log a full queue blocked, and a failed disk was not noticed. This log has no queue."""
     disk = CrashFileSystem()
     store = open_topics(FaultFileSystem(disk, {"create": 1}))
     with pytest.raises(OSError, match="Input/output"):
@@ -122,11 +122,11 @@ def test_promised_backpressure():
     assert len(take_frames(read_file(disk, WAL))[0]) == 1
 
 
-# ── lost ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── lost messages ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_lost_what_was_acknowledged_when_the_process_died():
-    """It was in memory only, for five seconds or ten megabytes."""
+def test_a_killed_process_loses_no_acknowledged_message():
+    """Another log kept them only in memory, for five seconds or ten megabytes."""
     fs = CrashFileSystem()
     store = open_topics(fs)
     for number in range(100):
@@ -136,7 +136,7 @@ def test_lost_what_was_acknowledged_when_the_process_died():
     store.close()
 
 
-def test_lost_on_a_clean_stop():
+def test_a_clean_stop_loses_no_message():
     """Closing did not flush."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
@@ -145,8 +145,8 @@ def test_lost_on_a_clean_stop():
         assert payloads(store.topic(TOPIC)) == [b"1"]
 
 
-def test_lost_after_a_restart_because_offsets_began_at_zero():
-    """A consumer's cursor was far above them: it continues at its position and gets the new messages."""
+def test_a_restart_does_not_reset_offsets():
+    """They began at 0, far below a consumer's cursor. It continues at its position and gets the new messages."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"old"] * 50)
@@ -159,8 +159,8 @@ def test_lost_after_a_restart_because_offsets_began_at_zero():
             assert consumer.receive(0).message.payload == b"new"
 
 
-def test_lost_when_evicted_before_it_was_flushed():
-    """2,000 small messages within the flush interval: a reader from 0 began at 976."""
+def test_unflushed_messages_are_not_evicted():
+    """With 2,000 small messages within the flush interval, a reader from 0 began at 976."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         for _ in range(2000):
@@ -168,8 +168,8 @@ def test_lost_when_evicted_before_it_was_flushed():
         assert offsets(log, 0) == list(range(2000))
 
 
-def test_lost_by_a_consumer_that_was_away():
-    """A new subscription was a bare channel of 256 messages: messages without a listener are stored."""
+def test_messages_for_an_absent_consumer_are_stored():
+    """A new subscription was only a channel of 256 messages; messages without a listener were discarded."""
     with open_topics(CrashFileSystem(), cache_capacity=10) as store:
         log = store.topic(TOPIC)
         subscription = store.subscribe(TOPIC, "s", start="latest")
@@ -182,8 +182,8 @@ def test_lost_by_a_consumer_that_was_away():
             assert found == list(range(900))
 
 
-def test_lost_by_a_limit():
-    """Messages fetched beyond the limit were discarded: they wait until there is space, in order."""
+def test_messages_beyond_the_unacked_limit_are_kept():
+    """Fetched messages beyond the limit were discarded: they wait until there is space, in order."""
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append_batch([b"x"] * 20)
         chosen = SubscriptionSettings(max_unacked_messages=2)
@@ -200,8 +200,8 @@ def test_lost_by_a_limit():
         assert found == list(range(20))
 
 
-def test_lost_because_a_failed_read_meant_latest():
-    """A subscription's file could not be read: that is an error, and the next attempt finds its position."""
+def test_an_unreadable_subscription_does_not_start_at_latest():
+    """A file that could not be read meant "latest": it is an error, and the next attempt finds the position."""
     disk = CrashFileSystem()
     with open_topics(disk) as store:
         store.subscribe(TOPIC, "s", start="earliest")
@@ -215,7 +215,7 @@ def test_lost_because_a_failed_read_meant_latest():
         assert store.subscribe(TOPIC, "s").next_offset == 0
 
 
-def test_lost_behind_a_corrupt_frame():
+def test_messages_after_a_corrupt_frame_are_read():
     """The rest of the file was skipped, and then deleted: it is read, and so are all later files."""
     fs = CrashFileSystem()
     with open_topics(fs, rotate_max_bytes=600) as store:
@@ -226,8 +226,8 @@ def test_lost_behind_a_corrupt_frame():
         assert offsets(store.topic(TOPIC)) == [0, *range(2, 30)]
 
 
-def test_lost_by_sealing_what_was_not_flushed():
-    """A seal recorded the tip while the tail was in a buffer: everything is synced, and nothing is accepted later."""
+def test_seal_syncs_unflushed_messages():
+    """A seal recorded the tip while the tail was in a buffer: everything is synced, and later appends are refused."""
     fs = CrashFileSystem()
     store = open_topics(fs)
     log = store.topic(TOPIC)
@@ -241,8 +241,8 @@ def test_lost_by_sealing_what_was_not_flushed():
     store.close()
 
 
-def test_lost_by_an_offset_beyond_the_tip():
-    """Messages were dropped until it was reached, forever after the offsets restarted: this cannot happen."""
+def test_an_offset_beyond_the_tip_drops_no_message():
+    """Messages were dropped until the tip reached it, which never happened once offsets restarted."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
@@ -252,11 +252,11 @@ def test_lost_by_an_offset_beyond_the_tip():
         reader.close()
 
 
-# ── repeated, stalled, leaked ────────────────────────────────────────────────────────────────────────────
+# ── repeated messages, stalls, leaks ─────────────────────────────────────────────────────────────────────
 
 
-def test_repeated_after_a_clean_stop():
-    """Up to ten seconds of acknowledgements were not saved on closing."""
+def test_a_clean_stop_repeats_no_message():
+    """Up to ten seconds of acknowledgements were not saved on close."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 3)
@@ -266,8 +266,8 @@ def test_repeated_after_a_clean_stop():
         assert consumer.receive(0).offset == 1
 
 
-def test_moved_back_by_a_late_acknowledgement_or_forward_by_a_wrong_one():
-    """The cursor was set to each acknowledged offset: it only moves over confirmed offsets without a gap."""
+def test_late_and_wrong_acknowledgements_do_not_move_the_cursor():
+    """The cursor was set to each acknowledged offset: it moves only over confirmed offsets without a gap."""
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
         subscription = store.subscribe(TOPIC, "s", start="earliest")
@@ -282,8 +282,8 @@ def test_moved_back_by_a_late_acknowledgement_or_forward_by_a_wrong_one():
             assert subscription.next_offset == 4
 
 
-def test_stuck_after_a_reader_error():
-    """The dispatcher kept its failed stream: a reader continues after damage, also after an error."""
+def test_a_reader_continues_after_an_error():
+    """A dispatcher kept its failed stream: a reader continues after damage, also after an error."""
     disk = CrashFileSystem()
     with open_topics(disk) as store:
         store.topic(TOPIC).append_batch([b"x"] * 9)
@@ -296,7 +296,7 @@ def test_stuck_after_a_reader_error():
         assert [message.offset for message in reader] == list(range(9))
 
 
-def test_stuck_standby():
+def test_a_standby_consumer_is_promoted():
     """A standby was never promoted, and a consumer with another name never took over."""
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append(b"x")
@@ -308,8 +308,8 @@ def test_stuck_standby():
         second.close()
 
 
-def test_left_behind_by_unsubscribing():
-    """The cursor stayed, and a new subscription of the same name continued from it."""
+def test_unsubscribe_removes_the_cursor():
+    """It stayed, and a new subscription of the same name continued from it."""
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append_batch([b"x"] * 3)
         store.subscribe(TOPIC, "s", start=2)
@@ -317,7 +317,7 @@ def test_left_behind_by_unsubscribing():
         assert store.subscribe(TOPIC, "s", start="earliest").next_offset == 0
 
 
-def test_leaked_in_memory_mode():
+def test_memory_mode_keeps_no_frames():
     """Every frame stayed in a buffer that was never written."""
     with TopicStore.open(settings={"wal": {"cache_capacity": 10}}, clock=ManualClock(), background=False) as store:
         log = store.topic(TOPIC)
@@ -332,8 +332,8 @@ def test_leaked_in_memory_mode():
             tracemalloc.stop()
 
 
-def test_leaked_by_each_topic():
-    """Ten to fifty megabytes of buffers each: two hundred topics share one thread and little memory."""
+def test_many_topics_share_one_thread_and_little_memory():
+    """Another log used ten to fifty megabytes of buffers per topic: here two hundred topics share one thread."""
     fs = CrashFileSystem()
     threads = threading.active_count()
     tracemalloc.start()
@@ -352,10 +352,10 @@ def test_leaked_by_each_topic():
     assert threading.active_count() == threads
 
 
-# ── who may ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── exclusive access ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_two_writers_of_one_directory():
+def test_a_second_writer_of_a_directory_is_refused():
     """One writer was assumed and not enforced."""
     fs = CrashFileSystem()
     with open_topics(fs), pytest.raises(DirectoryInUseError, match="topics"):
@@ -363,7 +363,7 @@ def test_two_writers_of_one_directory():
     open_topics(fs).close()
 
 
-def test_two_callers_at_once_get_one_log():
+def test_two_concurrent_callers_get_the_same_log():
     """Two logs on one file were possible."""
     with open_topics(CrashFileSystem()) as store:
         found = []
@@ -375,7 +375,7 @@ def test_two_callers_at_once_get_one_log():
         assert len({id(log) for log in found}) == 1
 
 
-def test_a_name_of_three_parts_is_no_alias():
+def test_a_name_of_three_parts_is_refused():
     """The third part was dropped, and two topics shared a log."""
     with open_topics(CrashFileSystem()) as store, pytest.raises(UsageError, match="namespace/topic"):
         store.topic("/ns/a/b")

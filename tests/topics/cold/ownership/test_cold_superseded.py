@@ -1,4 +1,4 @@
-"""Messages that one process had not uploaded when another took its topic over."""
+"""Messages that one process had not uploaded when another process took over its topic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIRECTORY = f"/topics/{TOPIC}"
 
 
 def forked(uploaded: int, mine: int, theirs: int, *, rotate: int | None = 400) -> tuple[Rig, list[bytes]]:
-    """A process that died with *mine* unuploaded messages and was replaced; and the contents of the topic now."""
+    """A process that died with *mine* unuploaded messages and was superseded, and the current contents of the topic."""
     one = Rig(chosen=settings(keep_minutes=None, rotate=rotate))
     log = one.open()
     append(log, uploaded)
@@ -45,7 +45,7 @@ def quarantined(rig: Rig) -> list[str]:
 
 @pytest.mark.parametrize("rotate", [None, 400])
 @pytest.mark.parametrize("mine", [1, 10, 30])
-def test_the_topic_is_what_its_owner_wrote(rotate, mine):
+def test_the_topic_contains_only_what_its_owner_wrote(rotate, mine):
     """A former owner's messages with the same offsets hide nothing, are quarantined, and are reported."""
     rig, wanted = forked(10, mine, 40, rotate=rotate)
     with rig.opened() as log:
@@ -66,8 +66,8 @@ def test_the_topic_is_what_its_owner_wrote(rotate, mine):
         assert quarantined(rig) == kept
 
 
-def test_what_nobody_replaced_is_still_there():
-    """Files completely after the other's messages belong to this process: they are read, and uploaded."""
+def test_messages_that_were_not_superseded_are_kept():
+    """Files whose messages all follow the other's belong to this process: they are read and uploaded."""
     rig, _ = forked(10, 30, 5)
     with rig.opened() as log:
         with log.reader(0, follow=False, on_lost="skip") as reader:
@@ -81,7 +81,7 @@ def test_what_nobody_replaced_is_still_there():
         assert log.append(b"x") == 40
 
 
-def test_a_crash_behind_an_upload_replaces_nothing():
+def test_a_crash_after_an_upload_supersedes_nothing():
     """The catalog is ahead of the checkpoint, and the files agree with it."""
     one = Rig(chosen=settings(keep_minutes=None))
     with one.opened() as log:
@@ -94,7 +94,7 @@ def test_a_crash_behind_an_upload_replaces_nothing():
         assert quarantined(one) == []
 
 
-def test_while_nobody_can_say_the_topic_is_not_opened():
+def test_a_topic_is_not_opened_while_its_metadata_is_unavailable():
     """A guess could hide valid messages, or quarantine intact files."""
     rig, wanted = forked(10, 10, 20)
     rig.objects.fail_on("get_range", 1, times=99)
@@ -107,8 +107,8 @@ def test_while_nobody_can_say_the_topic_is_not_opened():
         assert read(log) == wanted
 
 
-def test_a_crash_at_any_step_of_setting_aside():
-    """Files that are not moved yet are moved the next time."""
+def test_a_crash_at_any_step_of_the_quarantine_is_repaired():
+    """Files that were not moved yet are moved the next time."""
     rig, wanted = forked(10, 30, 60)
     disk = rig.disk
     assert isinstance(disk, CrashFileSystem)
@@ -129,7 +129,7 @@ def test_a_crash_at_any_step_of_setting_aside():
 
 
 @pytest.mark.parametrize("step", ["put_parts", "copy", "head", "get_range"])
-def test_a_former_owner_never_touches_an_object_of_the_same_name(step):
+def test_a_former_owner_never_changes_an_object_of_the_same_name(step):
     """It stopped in the middle of an upload; meanwhile another uploaded its own messages at the same offsets."""
     one = Rig(chosen=settings(keep_minutes=None, rotate=None))
     log = one.open()
@@ -159,8 +159,8 @@ def test_a_former_owner_never_touches_an_object_of_the_same_name(step):
         assert read(theirs) == expected(10)
 
 
-def test_a_topic_that_another_took_is_let_go_of():
-    """There is nothing to finish: the store continues with its other topics, and may open this one again."""
+def test_a_topic_that_another_process_owns_is_released():
+    """No work on it is left: the store continues with its other topics, and may open this one again."""
     one = Rig(chosen=settings(keep_minutes=None))
     log = one.open()
     append(log, 5)
@@ -180,8 +180,8 @@ def test_a_topic_that_another_took_is_let_go_of():
     one.close()
 
 
-def test_a_cycle_ends_with_what_was_there_when_it_began():
-    """With a writer that never stops it would never end, and other topics would not be uploaded."""
+def test_an_upload_cycle_ends_with_the_messages_that_existed_at_its_start():
+    """Otherwise a continuous writer would keep the cycle running, and other topics would not be uploaded."""
     one = Rig()
     with one.opened() as log:
         append(log, 10)

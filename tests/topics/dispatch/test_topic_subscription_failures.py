@@ -1,4 +1,4 @@
-"""Subscriptions while something they depend on is slow, full, unavailable or wrong."""
+"""Subscriptions while something that they depend on is slow, full, unavailable or wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_store(fs: Any = None, clock: Any = None, observer: Any = None, **subscr
 
 @pytest.mark.parametrize("start", [6, 5000, 1 << 64])
 def test_a_subscription_cannot_be_saved_beyond_the_end_of_the_topic(start):
-    """Saved offsets count as given out: the topic would continue there, and readers would miss everything before."""
+    """Saved offsets count as used: the topic would continue there, and readers would miss everything before."""
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
@@ -83,7 +83,7 @@ def test_a_consumer_without_deliverable_messages_waits_and_does_not_spin(kind):
         assert [one.offset for one in again] == [3]
 
 
-def test_a_consumer_of_a_sealed_topic_waits_for_the_answers_of_others():
+def test_a_consumer_of_a_sealed_topic_waits_for_answers_of_other_consumers():
     clock = Counting()
     with open_store(clock=clock, ack_timeout_seconds=None) as store:
         log = store.topic(TOPIC)

@@ -25,8 +25,8 @@ class LostAndFound:
 
 
 @pytest.mark.parametrize("where", ["", "a/"])
-def test_topics_may_have_a_disk_of_their_own(tmp_path, where):
-    """Its `lost+found` has no topics, and neither opening nor listing reads it."""
+def test_topics_may_be_on_their_own_disk(tmp_path, where):
+    """Its `lost+found` has no topics, and neither open nor list reads it."""
     (tmp_path / where / "lost+found").mkdir(parents=True)
     with TopicStore.open(tmp_path, fs=LostAndFound(), background=False) as store:
         store.topic("a/b").append(b"1")
@@ -37,8 +37,8 @@ def test_topics_may_have_a_disk_of_their_own(tmp_path, where):
 @pytest.mark.parametrize("follow", [(), ("--follow", "-n", "1")])
 @pytest.mark.parametrize("command", ["tail", "inspect", "verify", "subscriptions", "repair"])
 @pytest.mark.parametrize("name", ["wal.log", "wal.1.log", "wal.ckpt"])
-def test_a_pipe_in_the_place_of_a_file_is_named(tmp_path, command, follow, name):
-    """A pipe has no size, so it was taken for an empty file: `tail` printed nothing, and reported nothing."""
+def test_the_error_for_a_pipe_instead_of_a_file_has_its_path(tmp_path, command, follow, name):
+    """A pipe has no size, so it was taken for an empty file: `tail` printed and reported nothing."""
     if follow and command != "tail":
         return
     with TopicStore.open(tmp_path / "topics", background=False) as store:
