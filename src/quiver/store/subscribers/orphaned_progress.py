@@ -4,7 +4,7 @@ Detect sealed segments whose files were removed manually although a subscriber h
 The proof is a progress entry with pending bundles. An entry is written only for a segment that exists, and Quiver
 records every removal before it happens: every progress file has the segment resolved, the drop ledger or a record of
 another core lists it, or it is in quarantine. A number without an entry proves nothing, and with an object tier nothing
-is reported: see docs/decisions/0060-what-shows-that-a-segment-was-removed.md.
+is reported: see docs/decisions/0060-detect-removed-segments.md.
 """
 
 from __future__ import annotations
