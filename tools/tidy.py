@@ -47,7 +47,7 @@ WORDS_MIN = 10_000
 PURE_FOLDERS = ("format", "wire")
 PURE_PACKAGES = ("otap",)
 PURE_FILES = ("session.py", "offsets.py", "retention.py", "state.py")
-PURE_PRIMITIVES = ("checksum.py", "findings.py", "packing.py", "scan.py")
+PURE_PRIMITIVES = ("checksum.py", "file_kinds.py", "findings.py", "packing.py", "scan.py")
 
 IMPURE_MODULES = frozenset({
     "asyncio", "concurrent", "ctypes", "fcntl", "glob", "logging", "mmap", "msvcrt", "multiprocessing",

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import quiver
 from quiver.aof import AofConfig, AofManager, TierConfig
-from quiver.aof.format.describe import describe_log_file
+from quiver.aof.format.describe import AOF_FILES
 from quiver.aof.format.sink_batch import COMMITS, BatchStep, StagedPart, encode_begun
 from quiver.cli.main import build_app
 from quiver.clock import SYSTEM_CLOCK
@@ -262,6 +262,6 @@ def test_damage_never_ends_in_a_traceback(root):
             for words in (["verify", str(root)], ["dump", "--root", str(root)], ["tail", str(root), "--log", "orders"]):
                 done = CliRunner().invoke(build_app(), ["aof", *words])
                 assert done.exit_code in {0, 1}, (path, done.output)
-            describe_log_file(str(path), memoryview(bytes(data)))
+            AOF_FILES.describe(str(path), memoryview(bytes(data)))
         path.write_bytes(whole)
     assert "sound, 9 records" in run("verify", root)

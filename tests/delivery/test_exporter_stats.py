@@ -14,7 +14,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame
 from quiver.store.format import exporter_report
-from quiver.store.format.describe import describe
+from quiver.store.format.describe import STORE_FILES
 from quiver.store.format.exporter_report import (
     FAILURE_TYPES,
     MESSAGE_CHARS_MAX,
@@ -115,10 +115,10 @@ def test_any_message_makes_a_readable_report():
 
 def test_inspect_describes_the_report():
     """Invalid content under that name is damage."""
-    told = describe(report_name("out"), memoryview(encode_report(REPORT))).as_dict()
+    told = STORE_FILES.describe(report_name("out"), memoryview(encode_report(REPORT))).as_dict()
     assert (told["kind"], told["sound"], told["fields"]["is_failing"]) == ("exporter report", True, True)
     assert told["fields"]["failure_message"] == FAILURE.message
-    assert describe(report_name("out"), memoryview(b"junk")).as_dict()["problems"]
+    assert STORE_FILES.describe(report_name("out"), memoryview(b"junk")).as_dict()["problems"]
     assert parse_report_name(f"{report_name('out')}.tmp") is None
 
 

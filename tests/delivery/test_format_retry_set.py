@@ -13,7 +13,7 @@ from quiver.bundle import BundleRef
 from quiver.errors import UsageError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Damage, Frame, NeedMore
-from quiver.store.format.describe import describe
+from quiver.store.format.describe import STORE_FILES
 from quiver.store.format.retry_set import (
     REASON_BYTES_MAX,
     RETRY_ENTRIES_MAX,
@@ -133,7 +133,7 @@ def test_an_invalid_set_is_not_encoded():
 def test_inspect_describes_a_retry_set():
     """By its name, or by its magic under any other name."""
     for name in ("quiver.retry.otlp", "copy.bin"):
-        told = describe(name, memoryview(GOLDEN))
+        told = STORE_FILES.describe(name, memoryview(GOLDEN))
         assert (told.kind, told.sound, told.fields) == ("retry set", True, {"bundles": 2})
         assert told.tables["waiting"][0] == {
             "bundle": "7:3",
@@ -143,5 +143,5 @@ def test_inspect_describes_a_retry_set():
             "halted": False,
             "reason": "UNAVAILABLE",
         }
-    assert describe("quiver.retry.otlp", memoryview(GOLDEN[:-1])).sound is False
-    assert describe("quiver.retry.otlp.lock", memoryview(b"1 it\n")).kind == "lock"
+    assert STORE_FILES.describe("quiver.retry.otlp", memoryview(GOLDEN[:-1])).sound is False
+    assert STORE_FILES.describe("quiver.retry.otlp.lock", memoryview(b"1 it\n")).kind == "lock"

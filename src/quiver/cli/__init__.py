@@ -28,7 +28,7 @@ module             purpose
 `qwp/`             `quiver qwp`
 `version.py`       `quiver --version`
 `console/`         output and parsing of arguments
-`descriptions.py`  descriptions of files for the `inspect` commands
+`describers.py`    the kinds of paths: which describer `inspect`, `verify` and `stats` use
 `object_store.py`  options for the locations of object and metadata stores
 `reports.py`       the last success and failure of exporters
 =================  ======================================================================

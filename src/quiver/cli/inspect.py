@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,12 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["inspect"]
 
-PID_FILE_OF_SLOTS = ".lock.pid"
-"""The process that last had a QWP slot open: in each slot that was ever opened, even if it is empty."""
 FINGERPRINT_DIGITS = 12
 SUFFIXES_OF_OTHERS = (".tmp", ".lock")
 OTHERS = "for topics there is `quiver topic inspect`, for logs in the AOF2 format `quiver aof inspect`"
-NAMES_OF_SLOTS = re.compile(r"\.ack-watermark|\.dead-letters(-\d+)?|.*\.sfa")
 
 
 def inspect(
@@ -37,14 +33,17 @@ def inspect(
 
     Read-only; safe while a writer runs. Exits with 1 if a file is damaged.
     """
+    from quiver.cli.describers import describer_of  # noqa: PLC0415 - keeps `--help` quick
+
     if path.is_dir():
         found = _directory(path)
-        if not found and not (path / PID_FILE_OF_SLOTS).is_file():
+        empty = describer_of(path, "quiver") if not found else None
+        if not found and (empty is None or empty.if_empty is None):
             raise UsageError(f"{path}: there is no file of a store or of a slot in it")
         if as_json:
             print_json([one.as_dict() for one in found])
-        elif not found:
-            typer.echo(f"{path}: an empty slot; the server has everything that was in it")
+        elif empty is not None:
+            typer.echo(f"{path}: {empty.if_empty}")
         else:
             print_table(str(path), [_line(one, path) for one in found])
             _print_problems(found)
@@ -99,17 +98,10 @@ def _files_below(directory: Path) -> Iterator[Path]:
 
 
 def _describe(path: Path, rows: int) -> Description | None:
-    from quiver.cli.descriptions import describe_file  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.store.format.describe import describe, kind_of  # noqa: PLC0415
+    from quiver.cli.describers import describe_file  # noqa: PLC0415 - keeps `--help` quick
 
     try:
-        if NAMES_OF_SLOTS.fullmatch(path.name):
-            from quiver.qwp.format import describe as slot_files  # noqa: PLC0415 - needs an extra
-
-            return describe_file(
-                str(path), lambda name, _: slot_files.kind_of(name), slot_files.describe, rows_max=rows
-            )
-        return describe_file(str(path), kind_of, describe, rows_max=rows)
+        return describe_file(path, rows, "quiver")
     except FileNotFoundError:
         return None
 

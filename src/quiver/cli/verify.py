@@ -10,9 +10,9 @@ import typer
 from quiver.cli.console.output import JsonFlag, exit_of_verify, print_json, print_table
 from quiver.cli.console.paths import pipeline_given
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
-from quiver.primitives.findings import Finding
 
 if TYPE_CHECKING:
+    from quiver.cli.describers import VerifySources
     from quiver.store.reading.check import StoreReport
 
 __all__ = ["verify"]
@@ -49,15 +49,15 @@ def verify(
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.reading.check import check_store  # noqa: PLC0415
 
-    roots, others = _to_read(source, assignments, run_dir)
+    sources = _to_read(source, assignments, run_dir)
     location = object_location(objects, option)
     tier = None if location is None else open_objects(location, writable=False)
     with Progress("reading") as progress:
-        reports = [check_store(REAL_FILES, root, on_progress=progress, objects=tier) for root in roots]
-        missed = _against_list(source)
+        reports = [check_store(REAL_FILES, root, on_progress=progress, objects=tier) for root in sources.roots]
+        missed = sources.differences()
     if tier is not None:
         tier.close()
-    reports[0].findings += others
+    reports[0].findings += sources.findings
     damaged = bool(missed) or any(report.damaged for report in reports)
     if as_json:
         print_json(_as_dict(source, reports, missed, damaged=damaged))
@@ -71,44 +71,19 @@ def verify(
     exit_of_verify(damaged=damaged, unread=any(report.unread for report in reports))
 
 
-def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) -> tuple[list[str], list[Finding]]:
-    """Return the directories of the stores to read, and findings about other paths."""
-    from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415 - keeps `--help` quick
+def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) -> VerifySources:
+    from quiver.cli.describers import VerifySources, describer_of, refusal  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
-    from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
-    from quiver.store.snapshots.snapshot import snapshot_roots  # noqa: PLC0415
 
-    given = pipeline_given(source, assignments, run_dir)
-    if given is not None:
-        from quiver.pipeline.backup import check_checkpoints, pipeline_roots  # noqa: PLC0415
-
-        return pipeline_roots(REAL_FILES, given[0]), check_checkpoints(REAL_FILES, *given)
-    if REAL_FILES.exists(f"{source}/{SNAPSHOT_LIST}"):
-        return snapshot_roots(REAL_FILES, str(source)), []
-    own = instance_roots(REAL_FILES, str(source))
-    try:
-        beside = stores_beside(REAL_FILES, source)
-    except OSError as error:
-        reason = f"cannot look for companion stores of {source}: {error.strerror}"
-        return own, [Finding(str(error.filename), 0, "not reached", reason)]
-    return own + [root for roots in beside.values() for root in roots], []
-
-
-def _against_list(directory: Path) -> list[str]:
-    """Return the differences to a snapshot's list of files; none if *directory* is not a snapshot."""
-    from quiver.errors import CorruptionError  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
-    from quiver.store.snapshots.snapshot import check_snapshot  # noqa: PLC0415
-
-    if not REAL_FILES.exists(f"{directory}/{SNAPSHOT_LIST}"):
-        return []
-    try:
-        _, problems = check_snapshot(REAL_FILES, str(directory))
-    except CorruptionError as damage:
-        problems = [damage]
-    return [str(problem) for problem in problems]
+    if not source.is_file():
+        pipeline_given(source, assignments, run_dir)  # raises for options of a pipeline file
+    found = describer_of(source)
+    if found is not None and found.verify is not None:
+        return found.verify(source, assignments, run_dir)
+    if found is not None:
+        raise refusal(source, found)
+    return VerifySources(instance_roots(REAL_FILES, str(source)), [])  # raises
 
 
 def _as_dict(directory: Path, reports: list[StoreReport], missed: list[str], *, damaged: bool) -> dict[str, Any]:

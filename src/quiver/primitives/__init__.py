@@ -9,6 +9,7 @@ module               purpose
 `packing.py`         bounds-checked cursor over a memoryview; padding (pure)
 `scan.py`            Frame | NeedMore | Damage: the three answers of every decoder (pure)
 `small_file.py`      small files that are read and decoded completely, with one wording for their damage
+`file_kinds.py`      the kinds of files of one log: how each is recognized, described and bounded (pure)
 `findings.py`        human-readable descriptions of files and of their damage (pure)
 `batch_notes.py`     batches that many processes stage and one imports: names, checked notes, commits (pure)
 `boot.py`            which boot of the machine this is

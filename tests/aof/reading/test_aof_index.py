@@ -8,7 +8,7 @@ import pytest
 from aof_as_log import ROOT, open_manager, payloads, tiny
 
 from quiver.aof import AofManager, Retention, TierConfig
-from quiver.aof.format.describe import describe_log_file
+from quiver.aof.format.describe import AOF_FILES
 from quiver.aof.format.names import index_name, parse_index_name
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.sparse_index import INDEX_HEADER, IndexMark, SparseIndex, decode_index, encode_index
@@ -69,7 +69,7 @@ def test_a_search_finds_what_a_walk_finds():
     answer = decode_index(memoryview(data))
     assert isinstance(answer, Frame)
     assert len(answer.value.marks) >= 2
-    told = describe_log_file(names[0], memoryview(data), rows_max=1)
+    told = AOF_FILES.describe(names[0], memoryview(data), rows_max=1)
     assert (told.kind, told.sound, len(told.tables["marks"])) == ("aof index", True, 1)
     filled.manager.close()
     with open_manager(filled.fs, filled.config) as manager:

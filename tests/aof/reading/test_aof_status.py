@@ -11,7 +11,7 @@ from aof_as_log import ROOT, open_manager, payloads, tiny
 from typer.testing import CliRunner
 
 from quiver.aof import AofManager, FlushConfig
-from quiver.aof.format.describe import describe_log_file
+from quiver.aof.format.describe import AOF_FILES
 from quiver.aof.format.status import STATUS_BYTES_MAX, decode_status
 from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.status import read_status
@@ -94,7 +94,7 @@ def test_a_damaged_status_is_ignored_with_a_word(tmp_path, data):
     checked = check_log_directory(REAL_FILES, "orders", str(tmp_path / "orders"), read_records=True)
     assert checked.sound
     assert [one.kind for one in checked.findings] == ["left over"]
-    assert not describe_log_file("aof.status", memoryview(data)).sound
+    assert not AOF_FILES.describe("aof.status", memoryview(data)).sound
 
 
 def test_a_directory_in_its_place_is_ignored(tmp_path):

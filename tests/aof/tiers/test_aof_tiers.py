@@ -14,7 +14,7 @@ import pytest
 from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
 
 from quiver.aof import AofManager, Reader, Retention, TierConfig
-from quiver.aof.format.describe import describe_log_file
+from quiver.aof.format.describe import AOF_FILES
 from quiver.aof.format.names import stream_folder
 from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.files import LogFiles
@@ -284,7 +284,7 @@ def test_the_manifest_tells_the_history_of_a_segment():
         stream_id = log.stream_id
     path = f"{ROOT}/orders/{stream_folder(stream_id)}"
     chunk = f"{path}/{fs.list_dir(path)[-1]}"
-    described = describe_log_file(chunk, fs.map_read(chunk).view(), rows_max=99)
+    described = AOF_FILES.describe(chunk, fs.map_read(chunk).view(), rows_max=99)
     kinds = [one["kind"] for one in described.tables["records"] if one["segment_id"] == 0]
     for kind in (
         "SEGMENT_OPENED", "SEAL_SEGMENT", "COMPRESSION_STARTED", "COMPRESSION_DONE", "UPLOAD_STARTED", "UPLOAD_FAILED",
@@ -453,7 +453,7 @@ def test_custom_events():
         assert log.snapshot().figures()["replay_chunk_lag_seconds"] > 4.9
     folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
     (name,) = fs.list_dir(folder)
-    told = describe_log_file(name, memoryview(fs.read_all(f"{folder}/{name}", size_max=1 << 20)))
+    told = AOF_FILES.describe(name, memoryview(fs.read_all(f"{folder}/{name}", size_max=1 << 20)))
     assert "CUSTOM_EVENT" in str(told.tables) or "custom_event" in str(told.tables)
     with pytest.raises(StoreClosedError):
         tiers.write_custom_event(1, b"")

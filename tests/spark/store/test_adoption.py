@@ -430,12 +430,12 @@ def test_a_commit_is_told_to_people():
     """By its name and by its first bytes; the page shows the same file."""
     from pathlib import Path
 
-    from quiver.store.format.describe import describe
+    from quiver.store.format.describe import STORE_FILES
 
     page = (Path(__file__).parents[3] / "docs" / "formats" / "sink.md").read_text()
     example = page.rpartition("```text\n")[2].partition("```")[0].encode()
-    told = describe("unnamed", memoryview(example)).as_dict()
+    told = STORE_FILES.describe("unnamed", memoryview(example)).as_dict()
     assert told["kind"] == "sink commit"
     assert told["fields"] == {"writer": "5c0f", "batch": 12, "parts": 1}
     assert not told["problems"]
-    assert describe(commit_name(3), memoryview(b"junk")).as_dict()["problems"]
+    assert STORE_FILES.describe(commit_name(3), memoryview(b"junk")).as_dict()["problems"]

@@ -19,7 +19,7 @@ from quiver.store.format.cold_list import (
     encode_cold_list,
     object_name,
 )
-from quiver.store.format.describe import describe
+from quiver.store.format.describe import STORE_FILES
 
 NEW = ColdSegment(
     7, 33_554_000, 0xA1B2C3D4, 120, (500, 900), (40, 159), (1_700_000_000_000_000_000, 1_700_000_005_000_000_000),
@@ -132,7 +132,7 @@ def test_names_of_objects():
 
 def test_told_to_a_person():
     """Counts cover the whole list, the table only as many rows as asked for."""
-    told = describe("quiver.cold", memoryview(sealed(GOLDEN)), rows_max=1)
+    told = STORE_FILES.describe("quiver.cold", memoryview(sealed(GOLDEN)), rows_max=1)
     assert (told.kind, told.sound, told.version) == ("cold list", True, 1)
     assert told.fields == {"location": WHERE, "segments": 2, "verified": 1, "verified_bytes": 33_554_000}
     assert told.tables["cold"] == [

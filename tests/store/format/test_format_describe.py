@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quiver.primitives.findings import Description, Problem
 from quiver.store.format.cursor import encode_cursor
-from quiver.store.format.describe import describe
+from quiver.store.format.describe import STORE_FILES
 from quiver.store.format.floor import encode_floor
 from quiver.store.format.progress import Progress, SegmentProgress, encode_progress
 from quiver.store.format.segment.manifest import ManifestMetadata
@@ -32,7 +32,7 @@ SEGMENT = segments.build_segment()
 
 
 def told(name: str, data: bytes, **kwargs: int) -> Description:
-    description = describe(name, memoryview(data), **kwargs)
+    description = STORE_FILES.describe(name, memoryview(data), **kwargs)
     assert json.loads(json.dumps(description.as_dict())) == description.as_dict()
     assert all(0 <= problem.offset <= len(data) for problem in description.problems)
     assert description.size_bytes == len(data)

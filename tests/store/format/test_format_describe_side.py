@@ -6,7 +6,7 @@ import pytest
 
 from quiver.store.format.audit import AuditRecord, encode_audit_record
 from quiver.store.format.cores import encode_claim
-from quiver.store.format.describe import describe
+from quiver.store.format.describe import STORE_FILES
 from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
 from quiver.store.format.progress import Progress, encode_progress
 from quiver.store.format.room import encode_cap_note, encode_room_wanted
@@ -46,7 +46,7 @@ KINDS = {
 
 
 def told(name, data, rows_max=100):
-    description = describe(name, memoryview(data), rows_max=rows_max)
+    description = STORE_FILES.describe(name, memoryview(data), rows_max=rows_max)
     assert json.loads(json.dumps(description.as_dict())) == description.as_dict()
     assert all(0 <= problem.offset <= max(len(data), 24) for problem in description.problems)
     return description
@@ -112,7 +112,7 @@ def test_the_database_of_a_receiver_is_known():
     head = bytearray(100)
     head[:16] = b"SQLite format 3\0"
     head[16:18], head[28:32], head[60:64] = (4096).to_bytes(2, "big"), (3).to_bytes(4, "big"), (1).to_bytes(4, "big")
-    told = describe("quiver.requests", memoryview(bytes(head)))
+    told = STORE_FILES.describe("quiver.requests", memoryview(bytes(head)))
     assert (told.kind, told.version, told.fields) == ("receiver database", 1, {"page_size": 4096, "pages": 3})
     assert told.sound
-    assert not describe("quiver.requests", memoryview(bytes(head[:50]))).sound
+    assert not STORE_FILES.describe("quiver.requests", memoryview(bytes(head[:50]))).sound

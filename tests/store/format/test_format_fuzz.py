@@ -17,7 +17,7 @@ from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.audit import AuditRecord, decode_audit, encode_audit_record
 from quiver.store.format.cores import decode_claim, encode_claim
 from quiver.store.format.cursor import decode_cursor, encode_cursor
-from quiver.store.format.describe import describe
+from quiver.store.format.describe import STORE_FILES
 from quiver.store.format.drop_ledger import DroppedSegment, decode_drop_ledger, encode_drop_ledger
 from quiver.store.format.floor import decode_floor, encode_floor
 from quiver.store.format.identity import decode_identity
@@ -106,8 +106,12 @@ CASES: dict[str, Case] = {
     "manifest": (MANIFEST, as_it_is, read_manifest),
     "manifest summary": (MANIFEST, as_it_is, lambda view: decode_manifest_summary(view, FOOTER.bundle_count)),
     "event times": (EVENTS[EVENT_COLUMNS_KEY] + EVENTS[EVENT_TIMES_KEY], as_it_is, read_events),
-    "a segment, told": (SEGMENT, crc_at_end, lambda view: describe("0000000000000001.qseg", view)),
-    "a log, told": (encode_wal_header(b"h" * 16, 500) + ENTRY * 2, as_it_is, lambda view: describe("quiver.wal", view)),
+    "a segment, told": (SEGMENT, crc_at_end, lambda view: STORE_FILES.describe("0000000000000001.qseg", view)),
+    "a log, told": (
+        encode_wal_header(b"h" * 16, 500) + ENTRY * 2,
+        as_it_is,
+        lambda view: STORE_FILES.describe("quiver.wal", view),
+    ),
 }
 
 

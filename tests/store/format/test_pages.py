@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from quiver.primitives.scan import Frame
-from quiver.store.format.describe import describe
+from quiver.store.format.describe import STORE_FILES
 from quiver.store.format.segment.event_times import (
     EVENT_COLUMNS_KEY,
     EVENT_TIMES_KEY,
@@ -125,7 +125,7 @@ def test_examples(kind):
     """The hex decodes to the values beside it."""
     examples = re.findall(r"^```hex\n(.*?)```\n\n```json\n(.*?)```", page_of(kind), re.MULTILINE | re.DOTALL)
     for text, said in examples:
-        told = describe("unnamed", memoryview(bytes.fromhex(text))).as_dict()
+        told = STORE_FILES.describe("unnamed", memoryview(bytes.fromhex(text))).as_dict()
         assert _is_within(json.loads(said), told), told
     assert len(examples) == EXAMPLES[kind]
 

@@ -12,7 +12,7 @@ from quiver.bundle import OTAP, Bundle
 from quiver.errors import CorruptionError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
-from quiver.store.format.describe import describe
+from quiver.store.format.describe import STORE_FILES
 from quiver.store.segment import reader as reader_module
 from quiver.store.segment.reader import SegmentReader
 
@@ -122,7 +122,7 @@ def test_a_name_that_is_no_text_is_damage(path):
 
 def test_event_times_are_told_to_a_person(path):
     """Of each stream that has a column of them."""
-    rows = describe(path.name, memoryview(path.read_bytes())).tables["event times"]
+    rows = STORE_FILES.describe(path.name, memoryview(path.read_bytes())).tables["event times"]
     assert [(row["stream_id"], row["column"], row["event_min_ns"], row["event_max_ns"]) for row in rows] == [
         (0, 1, 100, 300), (2, 1, 50, 50), (3, 1, 100, 300),
     ]  # fmt: skip

@@ -31,33 +31,17 @@ from quiver.aof.format.sparse_index import decode_index
 from quiver.aof.format.status import STATUS_VERSION, decode_status
 from quiver.aof.format.warm_file import decode_seek_table
 from quiver.primitives.batch_notes import parse_note_name
+from quiver.primitives.file_kinds import LIST_BYTES_MAX, LOG_BYTES_MAX, UNKNOWN, FileFormat, FileKind
 from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Frame, as_damage
 
-__all__ = ["describe_log_file", "kind_of"]
+__all__ = ["AOF_FILES"]
 
-ROWS_MAX = 1000
-
-
-def describe_log_file(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Description:
-    """
-    Describe the file *name* with the content *data*. Never raises, for any bytes.
-
-    *rows_max* limits the rows of each table; counts in `fields` always cover the complete file.
-    """
-    view = data.cast("B")
-    kind = kind_of(name, view)
-    found = Description(name, kind, len(view))
-    if kind == "unknown":
-        found.problems.append(Problem(0, "neither the magic nor the name belongs to a file of an append-only log"))
-    else:
-        _DESCRIBERS[kind](found, view, rows_max)
-        found.problems.sort(key=lambda problem: problem.offset)
-    return found
+_NOTE_PREFIX = f'{{"{COMMITS.key}": '.encode()
 
 
-def kind_of(name: str, view: memoryview) -> str:
-    """Return the kind of the file *name*, or "unknown". Reads only the first bytes of *view*."""
+def _kind_of(name: str, view: memoryview) -> str:
+    """Return the kind of the file *name*, or `UNKNOWN`. Reads only the first bytes of *view*."""
     head = bytes(view[:8])
     if head == CHUNK_MAGIC.to_bytes(8, "little"):
         return "aof manifest"
@@ -76,11 +60,11 @@ def kind_of(name: str, view: memoryview) -> str:
     if base == STATUS_NAME:
         return "aof status"
     note = parse_note_name(base)
-    if note is not None:
-        return "aof sink step" if note[1] == "begun" else "aof sink commit"
+    if note is not None or bytes(view[: len(_NOTE_PREFIX)]) == _NOTE_PREFIX:
+        return "aof sink step" if note is not None and note[1] == "begun" else "aof sink commit"
     if base.removesuffix(".json").isdecimal() and base.endswith(".json"):
         return "aof durability"
-    return "unknown"
+    return UNKNOWN
 
 
 def _describe_segment(to: Description, view: memoryview, rows_max: int) -> None:
@@ -213,14 +197,18 @@ def _describe_index(to: Description, view: memoryview, rows_max: int) -> None:
         to.tables["marks"] = [mark._asdict() for mark in index.marks[:rows_max]]
 
 
-_DESCRIBERS = {
-    "aof segment": _describe_segment,
-    "aof pointer": _describe_pointer,
-    "aof durability": _describe_durability,
-    "aof status": _describe_status,
-    "aof manifest": _describe_manifest,
-    "aof warm": _describe_warm,
-    "aof index": _describe_index,
-    "aof sink commit": _describe_commit,
-    "aof sink step": _describe_step,
-}
+AOF_FILES = FileFormat(
+    "an append-only log",
+    _kind_of,
+    {
+        "aof segment": FileKind(_describe_segment, LOG_BYTES_MAX),
+        "aof pointer": FileKind(_describe_pointer),
+        "aof durability": FileKind(_describe_durability),
+        "aof status": FileKind(_describe_status),
+        "aof manifest": FileKind(_describe_manifest, LIST_BYTES_MAX),
+        "aof warm": FileKind(_describe_warm, LOG_BYTES_MAX),
+        "aof index": FileKind(_describe_index, LIST_BYTES_MAX),
+        "aof sink commit": FileKind(_describe_commit, LIST_BYTES_MAX),
+        "aof sink step": FileKind(_describe_step),
+    },
+)

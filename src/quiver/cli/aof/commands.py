@@ -220,10 +220,9 @@ def _move(
 
 
 def _described(path: Path, rows: int) -> Description:
-    from quiver.aof.format.describe import describe_log_file, kind_of  # noqa: PLC0415
-    from quiver.cli.descriptions import describe_file  # noqa: PLC0415
+    from quiver.cli.describers import describe_file  # noqa: PLC0415 - keeps `--help` quick
 
-    return describe_file(str(path), kind_of, describe_log_file, rows_max=rows)
+    return describe_file(path, rows, "quiver aof")
 
 
 def _sizes(row: dict[str, Any]) -> dict[str, Any]:

@@ -4,40 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from quiver.primitives.file_kinds import LOG_BYTES_MAX, UNKNOWN, FileFormat, FileKind
 from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Frame
 from quiver.qwp.format.dead_letters import decode_dead_letter, decode_dead_letters_header
-from quiver.qwp.format.names import WATERMARK_NAME, number_of_dead_letters
+from quiver.qwp.format.names import WATERMARK_NAME, is_segment_name, number_of_dead_letters
 from quiver.qwp.format.newer import decode_dual_record
 from quiver.qwp.format.segment import SEGMENT_VERSION, scan_segment
 from quiver.qwp.format.watermark import WATERMARK, WATERMARK_MAGIC, decode_watermark
 
-__all__ = ["describe", "kind_of"]
+__all__ = ["SLOT_FILES"]
 
 
-def describe(name: str, data: memoryview, *, rows_max: int) -> Description:
-    """Describe the content *data* of the file *name*, with at most *rows_max* rows of each table."""
-    kind = kind_of(name)
-    found = Description(name, kind, len(data))
-    if kind == "qwp watermark":
-        return _describe_watermark(found, data)
-    if kind == "qwp dead letters":
-        return _describe_dead_letters(found, data, rows_max)
-    return _describe_segment(found, data, rows_max)
-
-
-def kind_of(name: str) -> str:
-    """Return the kind of the file *name* of a slot."""
-    file = name.rpartition("/")[2]
+def _kind_of(name: str, _view: memoryview) -> str:
+    """Return the kind of the file *name* of a slot, or `UNKNOWN`. The name alone decides."""
+    file = name.replace("\\", "/").rpartition("/")[2]
     if number_of_dead_letters(file) is not None:
         return "qwp dead letters"
-    return "qwp watermark" if file == WATERMARK_NAME else "qwp segment"
+    if file == WATERMARK_NAME:
+        return "qwp watermark"
+    return "qwp segment" if is_segment_name(file) else UNKNOWN
 
 
-def _describe_segment(to: Description, data: memoryview, rows_max: int) -> Description:
+def _describe_segment(to: Description, data: memoryview, rows_max: int) -> None:
     scan = to.accept(scan_segment(data))
     if scan is None:
-        return to
+        return
     to.version = SEGMENT_VERSION
     base = scan.header.base
     to.fields = {
@@ -56,30 +48,28 @@ def _describe_segment(to: Description, data: memoryview, rows_max: int) -> Descr
         to.problems.append(Problem(scan.tail, f"invalid bytes, followed by an intact frame at {scan.later}"))
     elif scan.torn:
         to.problems.append(Problem(scan.tail, "a torn tail", "warning"))
-    return to
 
 
-def _describe_watermark(to: Description, data: memoryview) -> Description:
+def _describe_watermark(to: Description, data: memoryview, _rows_max: int) -> None:
     if len(data) > WATERMARK.size:
         record = to.accept(decode_dual_record(data, WATERMARK_MAGIC))
         if record is not None:
             to.version, to.fields = 2, {"confirmed": record.first}
-        return to
+        return
     to.version = 1
     if not any(data):
         to.fields = {"confirmed": None}  # created, but nothing was confirmed yet
-        return to
+        return
     confirmed = to.accept(decode_watermark(data))
     if confirmed is not None:
         to.fields = {"confirmed": confirmed}
-    return to
 
 
-def _describe_dead_letters(to: Description, data: memoryview, rows_max: int) -> Description:
+def _describe_dead_letters(to: Description, data: memoryview, rows_max: int) -> None:
     header = decode_dead_letters_header(data)
     if not isinstance(header, Frame):
         to.accept(header)
-        return to
+        return
     to.version = 1
     end, rows = header.end, list[dict[str, Any]]()
     while isinstance(answer := decode_dead_letter(data, end), Frame):
@@ -93,4 +83,14 @@ def _describe_dead_letters(to: Description, data: memoryview, rows_max: int) -> 
     to.tables["letters"] = rows[:rows_max]
     if end < len(data):
         to.problems.append(Problem(end, "a torn tail", "warning"))
-    return to
+
+
+SLOT_FILES = FileFormat(
+    "a slot",
+    _kind_of,
+    {
+        "qwp segment": FileKind(_describe_segment, LOG_BYTES_MAX),
+        "qwp watermark": FileKind(_describe_watermark),
+        "qwp dead letters": FileKind(_describe_dead_letters, LOG_BYTES_MAX),
+    },
+)

@@ -7,13 +7,14 @@ and everything that can still be read is included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from quiver.primitives.file_kinds import LIST_BYTES_MAX, LOG_BYTES_MAX, UNKNOWN, FileFormat, FileKind
 from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore, is_zero
 from quiver.store.format.cursor import CURSOR_MAGIC, decode_cursor
-from quiver.store.format.describe_side import SIDE_DESCRIBERS, side_kind_by_head, side_kind_by_name
+from quiver.store.format.describe_side import SIDE_KINDS, side_kind_by_head, side_kind_by_name
 from quiver.store.format.floor import FLOOR_MAGIC, decode_floor_file
 from quiver.store.format.names import (
     CURSOR_NAME,
@@ -39,11 +40,10 @@ from quiver.store.format.segment.manifest import Manifest, check_manifest, decod
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, WalEntry, decode_entry, find_entry
 from quiver.store.format.wal_file import WAL_MAGIC, WalHeader, decode_wal_header
 
-__all__ = ["describe", "kind_of"]
+__all__ = ["STORE_FILES"]
 
 Row = dict[str, Any]
 
-ROWS_MAX = 1000
 _ARROW_MAGIC = b"ARROW1"
 _BACKUP_SUFFIX = ".bak"
 _HEAD_BYTES = 64
@@ -51,27 +51,8 @@ _FRAME_BYTES = 8
 """The length before an entry and the checksum after it."""
 
 
-def describe(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Description:
-    """
-    Describe the file *name* with the contents *data*. Never raises on any bytes.
-
-    *rows_max* bounds the rows of each table; counts in `fields` always cover the complete file.
-    """
-    view = data.cast("B")
-    kind = kind_of(name, view)
-    description = Description(name, kind, len(view))
-    if kind == "unknown":
-        description.problems.append(Problem(0, "neither the magic nor the name belongs to a file of a store"))
-    else:
-        _DESCRIBERS[kind](description, view, rows_max)
-        description.problems.sort(key=lambda problem: problem.offset)
-        if any("magic" in problem.reason for problem in description.problems):
-            description.version = None  # the bytes at its place may be anything
-    return description
-
-
-def kind_of(name: str, view: memoryview) -> str:
-    """Return the kind of the file *name*, or "unknown". Reads only the first and the last bytes of *view*."""
+def _kind_of(name: str, view: memoryview) -> str:
+    """Return the kind of the file *name*, or `UNKNOWN`. Reads only the first and the last bytes of *view*."""
     head = bytes(view[: len(WAL_MAGIC)])
     if head == WAL_MAGIC:
         return "wal"
@@ -94,7 +75,7 @@ def _kind_by_name(name: str) -> str:
         return "segment"
     if parse_progress_name(base.removesuffix(_BACKUP_SUFFIX)) is not None:
         return "progress"
-    return side_kind_by_name(base) or "unknown"
+    return side_kind_by_name(base) or UNKNOWN
 
 
 def _u16_at(view: memoryview, offset: int) -> int | None:
@@ -334,11 +315,15 @@ def _bundle_row(manifest: Manifest, index: int) -> Row:
     }
 
 
-_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
-    "wal": _describe_wal,
-    "cursor": _describe_cursor,
-    "segment": _describe_segment,
-    "floor": _describe_floor,
-    "progress": _describe_progress,
-    **SIDE_DESCRIBERS,
-}
+STORE_FILES = FileFormat(
+    "a store",
+    _kind_of,
+    {
+        "wal": FileKind(_describe_wal, LOG_BYTES_MAX),
+        "cursor": FileKind(_describe_cursor),
+        "segment": FileKind(_describe_segment, LOG_BYTES_MAX),
+        "floor": FileKind(_describe_floor),
+        "progress": FileKind(_describe_progress, LIST_BYTES_MAX),
+        **SIDE_KINDS,
+    },
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quiver.primitives.file_kinds import LIST_BYTES_MAX, LOG_BYTES_MAX, FileKind
 from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Answer, Frame
 from quiver.store.format.audit import AuditRecord, decode_audit
@@ -41,7 +42,7 @@ from quiver.store.format.room import (
 from quiver.store.format.sink_commit import COMMIT_PREFIX, decode_commit, parse_commit_name
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST, SNAPSHOT_PREFIX, decode_snapshot_list
 
-__all__ = ["SIDE_DESCRIBERS", "side_kind_by_head", "side_kind_by_name"]
+__all__ = ["SIDE_KINDS", "side_kind_by_head", "side_kind_by_name"]
 
 _NAMES = {
     DROP_LEDGER: "drop ledger",
@@ -274,21 +275,21 @@ def _describe_database(to: Description, view: memoryview, _rows_max: int) -> Non
     to.fields = {"page_size": int.from_bytes(view[16:18], "big"), "pages": int.from_bytes(view[28:32], "big")}
 
 
-SIDE_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
-    "drop ledger": _describe_drops,
-    "cold list": _describe_cold,
-    "cold mark": _describe_mark,
-    "retry set": _describe_retries,
-    "exporter report": _describe_report,
-    "claim": _describe_number("claim_bytes", decode_claim),
-    "size cap": _describe_number("cap_bytes", decode_cap_note),
-    "room wanted": _describe_number("wanted_bytes", decode_room_wanted),
-    "sink commit": _describe_commit,
-    "snapshot list": _describe_snapshot,
-    "audit trail": _describe_audit,
-    "identity": _describe_identity,
-    "reserve": _describe_room,
-    "lock": _describe_lock,
-    "kept copy": _describe_kept,
-    "receiver database": _describe_database,
+SIDE_KINDS: dict[str, FileKind] = {
+    "drop ledger": FileKind(_describe_drops, LIST_BYTES_MAX),
+    "cold list": FileKind(_describe_cold, LIST_BYTES_MAX),
+    "cold mark": FileKind(_describe_mark),
+    "retry set": FileKind(_describe_retries, LIST_BYTES_MAX),
+    "exporter report": FileKind(_describe_report),
+    "claim": FileKind(_describe_number("claim_bytes", decode_claim)),
+    "size cap": FileKind(_describe_number("cap_bytes", decode_cap_note)),
+    "room wanted": FileKind(_describe_number("wanted_bytes", decode_room_wanted)),
+    "sink commit": FileKind(_describe_commit, LIST_BYTES_MAX),
+    "snapshot list": FileKind(_describe_snapshot, LIST_BYTES_MAX),
+    "audit trail": FileKind(_describe_audit, LOG_BYTES_MAX),
+    "identity": FileKind(_describe_identity),
+    "reserve": FileKind(_describe_room),
+    "lock": FileKind(_describe_lock),
+    "kept copy": FileKind(_describe_kept, LOG_BYTES_MAX),
+    "receiver database": FileKind(_describe_database),
 }
