@@ -194,7 +194,7 @@ def _buffer(plan: BufferPlan, nodes: Mapping[str, Node], memory: MemoryConfig) -
         Route(
             route.name,
             tuple(nodes[name] for name in route.processors),
-            QuiverExporterConfig(path="-") if route.into is not None else nodes[route.name].config,
+            QuiverExporterConfig.model_validate({"path": "-"}) if route.into is not None else nodes[route.name].config,
             route.into,
             route.strategy,
         )

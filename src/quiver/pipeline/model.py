@@ -178,7 +178,9 @@ def memory_directory(run_dir: FilePath) -> FilePath:
 def lead_into(buffer: Buffer, paths: Mapping[str, str]) -> Buffer:
     """Return *buffer* with routes that end at the directory of the buffer each leads into."""
     routes = tuple(
-        route if route.into is None else replace(route, config=QuiverExporterConfig(path=paths[route.into]))
+        route
+        if route.into is None
+        else replace(route, config=QuiverExporterConfig.model_validate({"path": paths[route.into]}))
         for route in buffer.routes
     )
     return replace(buffer, routes=routes)

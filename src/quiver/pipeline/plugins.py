@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from quiver.errors import SettingsError
+from quiver.pipeline.config.base import Config
 from quiver.pipeline.config.exporter import (
     ConsoleExporterConfig,
     FileExporterConfig,
@@ -41,7 +42,6 @@ from quiver.pipeline.config.qwp import QwpReceiverConfig
 from quiver.pipeline.config.receiver import MetricsConfig, OtlpReceiverConfig
 from quiver.pipeline.config.store import StoreReceiverConfig
 from quiver.pipeline.config.topic import TopicExporterConfig, TopicReceiverConfig
-from quiver.pipeline.config.values import Config
 from quiver.settings import Settings
 
 __all__ = [

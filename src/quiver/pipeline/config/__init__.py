@@ -4,6 +4,7 @@ The pipeline file: parsed, validated, and turned into settings.
 ===================  ==================================================================================
 module               purpose
 ===================  ==================================================================================
+`base.py`            the base class of all configs; keys that are fields of a settings dataclass
 `parse.py`           YAML → plain values with line numbers; placeholders filled in
 `shapes.py`          values of either shape → nodes and edges
 `flow.py`            nodes → buffers and routes, including implicit buffers (pure)

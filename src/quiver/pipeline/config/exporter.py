@@ -6,18 +6,17 @@ Spark process.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from quiver.delivery.dead_letter_policy import DeadLetterPolicy, Replay
-from quiver.delivery.policy import OnExhausted, RetryPolicy
+from quiver.delivery.dead_letter_policy import DeadLetterPolicy
+from quiver.delivery.policy import RetryPolicy
 from quiver.errors import SettingsError
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, RequestSizes, shown
+from quiver.pipeline.config.base import Config, SettingsConfig, settings_keys
 from quiver.pipeline.config.formatting import duration_words, size_words
-from quiver.pipeline.config.values import Config, Duration, FileMode, Size, settings_config
-from quiver.settings import MIB, SizeCapPolicy
+from quiver.pipeline.config.values import Duration, FileMode
 from quiver.spark.exporters.settings import (
     ConsoleSettings,
     FileSettings,
@@ -42,93 +41,51 @@ __all__ = [
 ]
 
 
+@settings_keys(RetryPolicy, nullable=True)
 class RetryConfig(Config):
     """
-    `retry` of any exporter.
+    `retry` of any exporter. The keys are the fields of `RetryPolicy`.
 
-    Attributes:
-        initial_interval: the delay after the first failure of a bundle.
-        max_interval: the maximum delay, unless the server asks for a longer one.
-        multiplier: each delay is this many times the one before.
-        jitter: the fraction of a delay that may be subtracted at random, 0 to 1.
-        max_attempts: the number of failures after which a bundle is exhausted; unlimited by default. On Spark, failures
-            of processors count, and `quiver.delivery.policy.PROCESSOR_ATTEMPTS` applies when neither bound is given.
-        max_elapsed: the time since the first failure after which the next failure exhausts a bundle; unlimited by
-            default.
-        on_exhausted: what happens to a bundle that is exhausted or permanently refused: `dead_letter` stores it as a
-            dead letter, `drop` counts and drops it, `halt` stops the exporter.
+    On Spark, `max_attempts` and `max_elapsed` count failures of processors, and
+    `quiver.delivery.policy.PROCESSOR_ATTEMPTS` applies when neither is given.
     """
 
-    initial_interval: Duration | None = None
-    max_interval: Duration | None = None
-    multiplier: float | None = None
-    jitter: float | None = None
-    max_attempts: int | None = None
-    max_elapsed: Duration | None = None
-    on_exhausted: OnExhausted | None = None
 
-
+@settings_keys(DeadLetterPolicy, "size_cap_policy", "max_age_s", "replay", size_cap="size_cap_bytes", nullable=True)
 class DeadLettersConfig(Config):
     """
-    `dead_letters` of any exporter whose `retry.on_exhausted` is `dead_letter`.
-
-    Attributes:
-        size_cap: the maximum size of the dead letters on disk, over all cores.
-        size_cap_policy: at the cap, `backpressure` keeps a bundle in the buffer until its dead letter fits, and
-            `drop_oldest` drops the oldest dead letters.
-        max_age: dead letters older than this are dropped; unlimited by default.
-        replay: `auto` delivers dead letters again once the exporter works again, except those whose data was refused;
-            `manual` leaves replay to the operator.
+    `dead_letters` of any exporter whose `retry.on_exhausted` is `dead_letter`. The keys are the fields of
+    `DeadLetterPolicy`; `size_cap` is for all cores together.
     """
 
-    size_cap: Size | None = None
-    size_cap_policy: SizeCapPolicy | None = None
-    max_age: Duration | None = None
-    replay: Replay | None = None
 
-
-_IN_RETRY = {
-    "initial_retry_interval": "initial_interval",
-    "max_retry_interval": "max_interval",
-    "retry_multiplier": "multiplier",
-}
-"""A key of an exporter → the key of the same setting in `retry`."""
-
-
-def is_said(config: Mapping[str, Any], key: str) -> bool:
-    """Return whether the *config* of an exporter, as written in the file, has *key* under either of its names."""
-    retry = config.get("retry")
-    return key in config or (isinstance(retry, Mapping) and retry.get(_IN_RETRY.get(key, "")) is not None)
-
-
+@settings_keys(
+    RetryPolicy,
+    nullable=True,
+    initial_retry_interval="initial_interval_s",
+    max_retry_interval="max_interval_s",
+    retry_multiplier="multiplier",
+)
 class ExporterConfig(Config):
     """
     Settings of every exporter.
 
     Attributes:
-        retry: see `RetryConfig`.
+        retry: see `RetryConfig`; three of its keys may be written here, too.
         dead_letters: see `DeadLettersConfig`.
-        initial_retry_interval: `retry.initial_interval`.
-        max_retry_interval: `retry.max_interval`.
-        retry_multiplier: `retry.multiplier`.
     """
 
     retry: RetryConfig = RetryConfig()
     dead_letters: DeadLettersConfig = DeadLettersConfig()
-    initial_retry_interval: Duration | None = None
-    max_retry_interval: Duration | None = None
-    retry_multiplier: float | None = None
 
-    def model_post_init(self, _context: Any, /) -> None:
+    def check(self) -> None:
         """Refuse an invalid retry policy."""
-        for flat, key in _IN_RETRY.items():
-            if getattr(self, flat) is not None and getattr(self.retry, key) is not None:
-                raise ValueError(f"{flat} and retry.{key} set the same value; keep one")
-        try:
-            policy = self.policy()
-            self.letters()
-        except SettingsError as error:
-            raise ValueError(str(error).removeprefix("retry: ")) from error
+        flat, nested = self.values_for(RetryPolicy), self.retry.values_for(RetryPolicy)
+        for key, field in ((one.key, one.field) for one in ExporterConfig.from_settings):
+            if field in flat and field in nested:
+                raise ValueError(f"{key} and retry.{_IN_RETRY[key]} set the same value; keep one")
+        policy = self.policy()
+        self.letters()
         given = [key for key, value in self.dead_letters if value is not None]
         if given and policy.on_exhausted != "dead_letter":
             how = policy.on_exhausted
@@ -141,24 +98,14 @@ class ExporterConfig(Config):
         Raises:
             SettingsError: a value is out of range.
         """
-        initial, most = (
-            _first(self.initial_retry_interval, self.retry.initial_interval),
-            _first(self.max_retry_interval, self.retry.max_interval),
-        )
+        flat = self.values_for(RetryPolicy)
+        values = self.retry.values_for(RetryPolicy) | flat
+        initial, most = values.get("initial_interval_s"), values.get("max_interval_s")
         if initial is not None and most is not None and not 0 < initial <= most:
-            first = "retry.initial_interval" if self.initial_retry_interval is None else "initial_retry_interval"
-            last = "retry.max_interval" if self.max_retry_interval is None else "max_retry_interval"
+            first = "initial_retry_interval" if "initial_interval_s" in flat else "retry.initial_interval"
+            last = "max_retry_interval" if "max_interval_s" in flat else "retry.max_interval"
             raise SettingsError(f"{first} must be above 0 and not above {last}")
-        given = {
-            "initial_interval_s": initial,
-            "max_interval_s": most,
-            "multiplier": _first(self.retry_multiplier, self.retry.multiplier),
-            "jitter": self.retry.jitter,
-            "max_attempts": self.retry.max_attempts,
-            "max_elapsed_s": self.retry.max_elapsed,
-            "on_exhausted": self.retry.on_exhausted,
-        }
-        return RetryPolicy(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return RetryPolicy(**values)
 
     def letters(self) -> DeadLetterPolicy:
         """
@@ -167,13 +114,7 @@ class ExporterConfig(Config):
         Raises:
             SettingsError: a value is out of range.
         """
-        given = {
-            "size_cap_bytes": self.dead_letters.size_cap,
-            "size_cap_policy": self.dead_letters.size_cap_policy,
-            "max_age_s": self.dead_letters.max_age,
-            "replay": self.dead_letters.replay,
-        }
-        return DeadLetterPolicy(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return self.dead_letters.build(DeadLetterPolicy)
 
     @property
     def destination(self) -> str:
@@ -186,20 +127,35 @@ class ExporterConfig(Config):
         return ""
 
 
-def _first(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one
+_IN_RETRY = {one.key: one.field.removesuffix("_s") for one in ExporterConfig.from_settings}
+"""A key of an exporter → the key of the same setting in `retry`."""
+
+
+def is_said(config: Mapping[str, Any], key: str) -> bool:
+    """Return whether the *config* of an exporter, as written in the file, has *key* under either of its names."""
+    retry = config.get("retry")
+    return key in config or (isinstance(retry, Mapping) and retry.get(_IN_RETRY.get(key, "")) is not None)
 
 
 # ── in the ingest process ────────────────────────────────────────────────────────────────────────────
 
 
+@settings_keys(ExporterSettings, "ca_file", "cert_file", "key_file", "insecure")
 class _ClientTls(Config):
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    insecure: bool = False
+    pass
 
 
+@settings_keys(RequestSizes, max_delay="batch_delay_s_max", nullable=True)
+@settings_keys(
+    ExporterSettings,
+    "compression_method",
+    "timeout_s",
+    "headers",
+    "denied",
+    max_in_flight="in_flight_max",
+    types={"headers": dict[str, str], "max_in_flight": Field(ge=1, le=256)},
+)
+@settings_keys(RequestSizes, max_request_bytes="request_bytes_max", min_batch="batch_bytes_min")
 class OtlpExporterConfig(ExporterConfig):
     """
     `urn:otel:otlp:exporter`: sends each bundle to an OTLP endpoint from the ingest process, without Spark.
@@ -207,42 +163,23 @@ class OtlpExporterConfig(ExporterConfig):
     Attributes:
         grpc_endpoint: ``http://host:port``, or ``https://`` for TLS.
         http_endpoint: the same for OTLP/HTTP, without a path such as ``/v1/logs``. Give one of the two endpoints.
-        compression_method: compression of the requests.
-        timeout: time limit of one request.
         tls: certificates, or `insecure` for plain text.
-        headers: sent with every request.
-        max_in_flight: the maximum number of concurrent requests.
-        denied: which refused requests are retried: `credentials` retries those that lack permission, `retry` also those
-            sent to a wrong address, `drop` none.
-        max_request_bytes: a larger request is split between records, like one that the server refuses for its size.
-        min_batch: combine requests until they have this many bytes; by default each is sent as it was received.
-        max_delay: the maximum time that a request waits to be combined.
     """
 
     grpc_endpoint: str | None = None
     http_endpoint: str | None = None
-    compression_method: Literal["none", "gzip"] = "none"
-    timeout: Duration = 10.0
     tls: _ClientTls = _ClientTls()
-    headers: dict[str, str] = Field(default_factory=dict, repr=False)
-    max_in_flight: Annotated[int, Field(ge=1, le=256)] = 4
-    denied: Literal["credentials", "retry", "drop"] = "credentials"
-    max_request_bytes: Size = 4 * MIB
-    min_batch: Size = 0
-    max_delay: Duration | None = None
 
-    def model_post_init(self, context: Any, /) -> None:
+    def check(self) -> None:
         """Require exactly one endpoint."""
         if (self.grpc_endpoint is None) == (self.http_endpoint is None):
             raise ValueError("give grpc_endpoint or http_endpoint, one of them")
-        super().model_post_init(context)
-        if self.max_delay is not None and not self.min_batch:
+        super().check()
+        sizes = self.values_for(RequestSizes)
+        if "batch_delay_s_max" in sizes and not sizes["batch_bytes_min"]:
             raise ValueError("max_delay has no effect without min_batch: nothing is combined")
-        try:
-            self.settings()
-            self.sizes()
-        except SettingsError as error:
-            raise ValueError(str(error)) from error
+        self.settings()
+        self.sizes()
 
     @property
     def destination(self) -> str:
@@ -253,17 +190,14 @@ class OtlpExporterConfig(ExporterConfig):
     def sends(self) -> str:
         """Protocol and compression, human-readable."""
         protocol = "gRPC" if self.grpc_endpoint else "HTTP"
-        packed = "gzip" if self.request_compression == "gzip" else "not compressed"
-        return f"OTLP over {protocol}, {packed}, up to {self.max_in_flight} at once{self._combines}"
+        settings = self.settings()
+        packed = "gzip" if settings.compression_method == "gzip" else "not compressed"
+        return f"OTLP over {protocol}, {packed}, up to {settings.in_flight_max} at once{self._combines}"
 
     @property
     def _combines(self) -> str:
-        return f", combined to {size_words(self.min_batch)}" if self.min_batch else ""
-
-    @property
-    def request_compression(self) -> Literal["none", "gzip"]:
-        """Compression of complete requests."""
-        return self.compression_method
+        least = self.sizes().batch_bytes_min
+        return f", combined to {size_words(least)}" if least else ""
 
     def settings(self) -> ExporterSettings:
         """
@@ -272,19 +206,12 @@ class OtlpExporterConfig(ExporterConfig):
         Raises:
             SettingsError: one is out of range, or two contradict each other.
         """
-        return ExporterSettings(
+        return self.build(
+            ExporterSettings,
             endpoint=self.destination,
             protocol="http" if self.grpc_endpoint is None else "grpc",
-            compression_method=self.request_compression,
-            timeout_s=self.timeout,
-            ca_file=self.tls.ca_file,
-            cert_file=self.tls.cert_file,
-            key_file=self.tls.key_file,
-            insecure=self.tls.insecure,
-            headers=self.headers,
-            denied=self.denied,
-            in_flight_max=self.max_in_flight,
             retry=self.policy().backoff,
+            **self.tls.values_for(ExporterSettings),
         )
 
     def sizes(self) -> RequestSizes:
@@ -294,14 +221,16 @@ class OtlpExporterConfig(ExporterConfig):
         Raises:
             SettingsError: a value is out of range.
         """
-        sizes = RequestSizes(request_bytes_max=self.max_request_bytes, batch_bytes_min=self.min_batch)
-        return sizes if self.max_delay is None else replace(sizes, batch_delay_s_max=self.max_delay)
+        return self.build(RequestSizes)
 
 
+@settings_keys(OtapSenderSettings, "payload_compression", nullable=True)
 class _Arrow(Config):
-    payload_compression: Literal["zstd", "none"] | None = None
+    pass
 
 
+@settings_keys(OtapSenderSettings, "payload_compression", nullable=True)
+@settings_keys(OtapSenderSettings, "stream_lifetime_s", "metric_metadata", max_message_bytes="message_bytes_max")
 class OtapExporterConfig(OtlpExporterConfig):
     """
     `urn:otel:otap:exporter`: sends each bundle as batches on OTAP streams. Also accepts the keys of
@@ -310,50 +239,34 @@ class OtapExporterConfig(OtlpExporterConfig):
     Attributes:
         compression_method: `zstd` compresses the tables inside the batches, like `arrow.payload_compression: zstd`,
             because gRPC has no zstd for complete messages here. `gzip` compresses complete messages.
-        arrow: `payload_compression` of the tables in a batch.
-        payload_compression: the same setting under a second name.
-        stream_lifetime: the age at which a stream is replaced by a new one.
-        max_message_bytes: the maximum size of a batch; receivers accept 4 MiB by default.
-        metric_metadata: send `Metric.metadata`, which one implementation refuses.
+        arrow: `payload_compression` of the tables in a batch, which may be written outside, too.
     """
 
-    compression_method: Literal["none", "gzip", "zstd"] = "none"  # type: ignore[assignment]
+    compression_method: Literal["none", "gzip", "zstd"] = "none"
     arrow: _Arrow = _Arrow()
-    payload_compression: Literal["zstd", "none"] | None = None
-    stream_lifetime: Duration = 30.0
-    max_message_bytes: Size = 4 * MIB
-    metric_metadata: bool = False
 
-    def model_post_init(self, context: Any, /) -> None:
+    def check(self) -> None:
         """Apply the checks of the OTLP exporter, and require gRPC."""
-        super().model_post_init(context)
+        super().check()
         if self.http_endpoint is not None:
             raise ValueError("OTAP needs gRPC; give grpc_endpoint")
-        if self.arrow.payload_compression is not None and self.payload_compression is not None:
+        if self.arrow.values_for(OtapSenderSettings) and "payload_compression" in self.values_for(OtapSenderSettings):
             raise ValueError("payload_compression and arrow.payload_compression set the same value; keep one")
-        try:
-            self.otap()
-        except SettingsError as error:
-            raise ValueError(str(error)) from error
-
-    @property
-    def request_compression(self) -> Literal["none", "gzip"]:
-        """Compression of complete messages."""
-        return "gzip" if self.compression_method == "gzip" else "none"
-
-    @property
-    def table_compression(self) -> Literal["zstd", "none"]:
-        """Compression of the tables in a batch: `none` only if no key asks for zstd."""
-        if self.compression_method == "zstd":
-            return "zstd"
-        return self.arrow.payload_compression or self.payload_compression or "zstd"
+        self.otap()
 
     @property
     def sends(self) -> str:
         """Protocol and compression, human-readable."""
-        whole = ", messages gzip" if self.request_compression == "gzip" else ""
-        tables = "zstd" if self.table_compression == "zstd" else "not compressed"
+        whole = ", messages gzip" if self.compression_method == "gzip" else ""
+        tables = "zstd" if self.otap().payload_compression == "zstd" else "not compressed"
         return f"OTAP over gRPC, tables {tables}{whole}{self._combines}"
+
+    def values_for(self, settings: type[Any]) -> dict[str, Any]:
+        """Return the values of the keys that are fields of *settings*; zstd compresses the tables, not the messages."""
+        values = super().values_for(settings)
+        if self.compression_method == "zstd" and settings is ExporterSettings:
+            return values | {"compression_method": "none"}
+        return values
 
     def otap(self) -> OtapSenderSettings:
         """
@@ -362,12 +275,10 @@ class OtapExporterConfig(OtlpExporterConfig):
         Raises:
             SettingsError: a value is out of range.
         """
-        return OtapSenderSettings(
-            payload_compression=self.table_compression,
-            stream_lifetime_s=self.stream_lifetime,
-            metric_metadata=self.metric_metadata,
-            message_bytes_max=self.max_message_bytes,
-        )
+        given = self.arrow.values_for(OtapSenderSettings)
+        if self.compression_method == "zstd":
+            given = {"payload_compression": "zstd"}
+        return self.build(OtapSenderSettings, **given)
 
 
 # ── queries of the Spark process ─────────────────────────────────────────────────────────────────────
@@ -406,13 +317,10 @@ class ParquetExporterConfig(QueryExporterConfig):
     compression: Literal["zstd", "snappy", "none"] = "zstd"
     file_mode: FileMode = None
 
-    def model_post_init(self, context: Any, /) -> None:
+    def check(self) -> None:
         """Refuse a mode that does not let the owner write the files."""
-        super().model_post_init(context)
-        try:
-            check_file_mode(self.file_mode)
-        except SettingsError as error:
-            raise ValueError(str(error)) from error
+        super().check()
+        check_file_mode(self.file_mode)
 
     @property
     def destination(self) -> str:
@@ -435,15 +343,8 @@ def _texts(value: object) -> object:
     return {key: str(text).lower() if isinstance(text, bool) else str(text) for key, text in value.items()}
 
 
-_ConsoleKeys = settings_config("console", ConsoleSettings, QueryExporterConfig)
-_FileKeys = settings_config("file", FileSettings, QueryExporterConfig, file_mode=FileMode)
-_SparkKeys = settings_config(
-    "spark", SparkSinkSettings, QueryExporterConfig, options=Annotated[dict[str, str], BeforeValidator(_texts)]
-)
-_QuiverKeys = settings_config("quiver", QuiverSinkSettings, QueryExporterConfig)
-
-
-class ConsoleExporterConfig(_ConsoleKeys):  # type: ignore[valid-type,misc]
+@settings_keys(ConsoleSettings)
+class ConsoleExporterConfig(SettingsConfig, QueryExporterConfig):
     """`urn:quiver:console:exporter`: prints rows to the log of the Spark process. Keys: `ConsoleSettings`."""
 
     @property
@@ -452,28 +353,32 @@ class ConsoleExporterConfig(_ConsoleKeys):  # type: ignore[valid-type,misc]
         return "the log of the Spark process"
 
 
-class FileExporterConfig(_FileKeys):  # type: ignore[valid-type,misc]
+@settings_keys(FileSettings, types={"file_mode": FileMode})
+class FileExporterConfig(SettingsConfig, QueryExporterConfig):
     """`urn:quiver:file:exporter`: JSON lines, or OpenTelemetry's file format. Keys: `FileSettings`."""
 
     @property
     def destination(self) -> str:
         """The output directory."""
-        return str(self.path)
+        return str(self.settings().path)
 
 
-class SparkExporterConfig(_SparkKeys):  # type: ignore[valid-type,misc]
+@settings_keys(SparkSinkSettings, types={"options": Annotated[dict[str, str], BeforeValidator(_texts)]})
+class SparkExporterConfig(SettingsConfig, QueryExporterConfig):
     """`urn:quiver:spark:exporter`: any format that Spark writes. Keys: `SparkSinkSettings`."""
 
     @property
     def destination(self) -> str:
         """Format and path."""
-        return f"{self.format} {shown(self.path or '')}".strip()
+        settings = self.settings()
+        return f"{settings.format} {shown(settings.path or '')}".strip()
 
 
-class QuiverExporterConfig(_QuiverKeys):  # type: ignore[valid-type,misc]
+@settings_keys(QuiverSinkSettings)
+class QuiverExporterConfig(SettingsConfig, QueryExporterConfig):
     """`urn:quiver:quiver:exporter`: writes processed data to another store. Keys: `QuiverSinkSettings`."""
 
     @property
     def destination(self) -> str:
         """The directory of the other store."""
-        return str(self.path)
+        return str(self.settings().path)

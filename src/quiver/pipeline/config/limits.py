@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from quiver.pipeline.config.values import Config, Size
+from quiver.pipeline.config.base import Config
+from quiver.pipeline.config.values import Size
 from quiver.settings import MIB, Settings
 
 __all__ = ["MEMORY_OPEN_S", "DiskConfig", "MemoryConfig"]

@@ -6,8 +6,9 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from quiver.pipeline.config.base import Config
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
-from quiver.pipeline.config.values import Config, Duration
+from quiver.pipeline.config.values import Duration
 
 if TYPE_CHECKING:
     from quiver.observe import Observer

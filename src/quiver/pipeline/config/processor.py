@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from quiver.errors import UsageError
-from quiver.pipeline.config.values import Config, Duration, Size, settings_config
+from quiver.pipeline.config.base import Config, settings_config
+from quiver.pipeline.config.values import Duration, Size
 from quiver.settings import GIB, Settings
 from quiver.spark.processors.settings import (
     AttributeAction,

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quiver.errors import SettingsError
+from quiver.pipeline.config.base import Config
 from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.receiver import RECEIVING_BYTES_MIN, ReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
-from quiver.pipeline.config.values import Address, Config, Duration, Size
+from quiver.pipeline.config.values import Address, Duration, Size
 from quiver.receivers.qwp.settings import Durable, QwpSettings
 from quiver.receivers.settings import KeepaliveSettings, split_address
 from quiver.settings import MIB

@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from quiver.errors import SettingsError
+from quiver.pipeline.config.base import Config
 from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
-from quiver.pipeline.config.values import Address, Config, Duration, Size
+from quiver.pipeline.config.values import Address, Duration, Size
 from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings, check_exposure, is_loopback
 from quiver.receivers.settings import KEEPALIVE_KEYS, KeepaliveSettings, OtlpSettings, split_address
 from quiver.settings import MIB

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from quiver.pipeline.config.base import SettingsConfig
 from quiver.pipeline.config.parse import Document, nearest
 from quiver.pipeline.config.shapes import RawNode
-from quiver.pipeline.config.values import SettingsConfig
 from quiver.spark.processors.settings import SIGNALS, RedactSettings, SqlSettings
 
 if TYPE_CHECKING:
