@@ -33,12 +33,12 @@ def tiny(**changes) -> TinyConfig:
 
 
 def open_manager(fs: FileSystem, config: AofConfig | None = None, clock: ManualClock | None = None) -> AofManager:
-    """A manager without threads, on time that tests let pass."""
+    """Open a manager without threads, with a clock that only the test advances."""
     return AofManager.open(ROOT, config or tiny(), fs=fs, clock=clock or ManualClock(), background=False)
 
 
 def payloads(log: Aof) -> list[bytes]:
-    """Every record of an open log."""
+    """Return every record of an open log."""
     return [bytes(record.payload) for record in log.open_reader()]
 
 
@@ -48,10 +48,9 @@ def segment_files(fs: FileSystem) -> list[str]:
 
 
 class PatientClock(ManualClock):
-    """
-    Lets no time pass while another thread, which may be doing what is waited for, is in `appending`.
+    """Stop the time while another thread, which may do the awaited work, is in `appending`.
 
-    Skipping at once, a thread would use up its time-out while the one that makes room has not had a turn.
+    Otherwise a waiting thread would use up its timeout before the thread that frees space has run.
     """
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ class PatientClock(ManualClock):
 
 
 class AofAsLog:
-    """One log of a manager that is opened and closed with it."""
+    """One log of a manager, which is opened and closed with it."""
 
     def __init__(self, fs: FileSystem, *, rolls: bool, config: AofConfig | None = None) -> None:
         self._rolls = rolls

@@ -1,1 +1,1 @@
-"""Puts the modules that tests of AOF2 logs share on the path, for those in sub-folders too."""
+"""Put the shared modules of the AOF2 tests on the path, also for tests in subfolders."""

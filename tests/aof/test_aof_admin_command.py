@@ -35,8 +35,8 @@ def states(root, *words) -> dict[int, str]:
     return {one["segment"]: one["state"] for one in told["segments"]}
 
 
-def test_seal_and_flush(root):
-    """Once; beside a writer they are refused in words, because it does both by itself."""
+def test_seal_and_flush_work_without_a_writer(root):
+    """Once each; while a writer has the log, they are refused with a message, because the writer does both itself."""
     assert json.loads(run("flush", root, "--json")) == {"log": "orders", "durable_records": 5}
     assert json.loads(run("seal", root, "--json")) == {"log": "orders", "sealed": 4}
     assert json.loads(run("seal", root, "--json"))["sealed"] is None
@@ -48,7 +48,7 @@ def test_seal_and_flush(root):
 
 
 def test_upload_uploads_segments_without_an_object(tmp_path):
-    """For every log, including the active segment; segments that are left are reported, with exit code 1."""
+    """For every log, including the active segment; remaining segments are reported, with exit code 1."""
     for name in ("orders", "trades"):
         with AofManager.open(str(tmp_path / "aof"), background=False) as manager:
             manager.log(name).append_record(b"one")
@@ -66,7 +66,7 @@ def test_upload_uploads_segments_without_an_object(tmp_path):
 
 
 def test_a_damaged_segment_is_not_uploaded(tmp_path):
-    """The reason names the place of the damage."""
+    """The reason has the position of the damage."""
     root, cold = tmp_path / "aof", tmp_path / "cold"
     with AofManager.open(str(root), background=False) as manager:
         manager.log("orders").append_records([b"one", b"two"])
@@ -80,7 +80,7 @@ def test_a_damaged_segment_is_not_uploaded(tmp_path):
     assert path.name in row["problem"]
 
 
-def test_segments_are_listed_by_tier(root):
+def test_segments_lists_the_copies_by_tier(root):
     """Each with its copies."""
     assert states(root) == {0: "warm", 1: "warm", 2: "warm", 3: "sealed", 4: "open"}
     assert list(states(root, "--tier", 0)) == [3, 4]
@@ -93,8 +93,8 @@ def test_segments_are_listed_by_tier(root):
     assert "segments of orders" in run("segments", "list", root)
 
 
-def test_the_oldest_are_deleted(root, tmp_path):
-    """With --force alone, with their objects, and never out of the middle."""
+def test_segments_deletes_the_oldest_first(root, tmp_path):
+    """Only with --force and including their objects, and never from the middle."""
     assert "--force" in run("segments", "delete", root, 0, code=2)
     assert "hole" in run("segments", "delete", root, 1, "--force", code=2)
     assert "no sealed segment 9" in run("segments", "delete", root, 9, "--force", code=2)
@@ -108,8 +108,8 @@ def test_the_oldest_are_deleted(root, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["damaged", "gone"])
-def test_a_manifest_log_is_repaired(root, how):
-    """Missing entries are registered from existing copies; then it is complete, and no record is lost."""
+def test_repair_completes_a_manifest_log(root, how):
+    """Missing entries are registered from existing copies; then the manifest is complete, and no record is lost."""
     before = run("tail", root)
     assert json.loads(run("manifest", "check", root, "--json"))[0]["problems"] == []
     for chunk in (root / "orders" / "manifest").rglob("*.mlog"):
@@ -126,7 +126,7 @@ def test_a_manifest_log_is_repaired(root, how):
     assert "sound" in run("verify", root)
 
 
-def test_help_and_mistakes(root):
+def test_help_and_wrong_use_are_explained(root):
     """Every command has a help page; a path without a log is reported in a sentence."""
     for words in (["seal"], ["flush"], ["segments", "list"], ["segments", "delete"], ["manifest", "check"]):
         assert "Usage" in run(*words, "--help")

@@ -1,4 +1,4 @@
-"""A wall clock that is set back or forward: segments are sealed and expire in time, and record times never decrease."""
+"""The wall clock is set back or forward: segments are sealed and expire in time, and record times never decrease."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def opened(fs: CrashFileSystem, clock: ManualClock, **config: object) -> AofMana
 
 
 def seal(manager: AofManager, clock: ManualClock, payload: bytes) -> None:
-    """Append a record that has a segment to itself."""
+    """Append a record in its own segment."""
     manager.log("orders").append_record(payload)
     manager.maintain()
     clock.advance(SEAL_S)
@@ -32,7 +32,7 @@ def seal(manager: AofManager, clock: ManualClock, payload: bytes) -> None:
 
 @STEPS_S
 @pytest.mark.parametrize("tiers", [None, TierConfig(objects=COLD)])
-def test_age(step_s: int, tiers: TierConfig | None) -> None:
+def test_records_expire_by_their_real_age(step_s: int, tiers: TierConfig | None) -> None:
     """Records stay for `ttl_s` and are then removed."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
@@ -52,8 +52,8 @@ def test_age(step_s: int, tiers: TierConfig | None) -> None:
         assert payloads(log) == []
 
 
-def test_a_restart_after_a_step_back() -> None:
-    """Segments from the future are as old as the process: they expire in time, and so do later ones."""
+def test_after_a_step_back_segments_from_the_future_expire() -> None:
+    """They age with the process: they expire in time, and so do later ones."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
     with opened(fs, clock, max_segment_age_s=SEAL_S, retention=HOUR) as manager:
@@ -70,8 +70,8 @@ def test_a_restart_after_a_step_back() -> None:
 
 
 @STEPS_S
-def test_the_segment_that_takes_records(step_s: int) -> None:
-    """It is sealed after `max_segment_age_s` at the latest; nothing is lost by being sealed early."""
+def test_the_active_segment_is_sealed_in_time(step_s: int) -> None:
+    """After `max_segment_age_s` at the latest; an early seal loses nothing."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
     with opened(fs, clock, max_segment_age_s=60) as manager:
@@ -88,8 +88,8 @@ def test_the_segment_that_takes_records(step_s: int) -> None:
 
 
 @STEPS_S
-def test_times_of_records(step_s: int) -> None:
-    """They never decrease, even across a restart."""
+def test_record_times_never_decrease(step_s: int) -> None:
+    """Even across a restart."""
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)
     with opened(fs, clock) as manager:

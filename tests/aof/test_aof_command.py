@@ -1,4 +1,4 @@
-"""`quiver aof`: dump, inspect, verify, tail; beside a live writer, and over damage of any kind."""
+"""`quiver aof`: dump, inspect, verify, tail, next to a live writer, and with damage of any kind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(*words: object, code: int = 0) -> str:
     return done.output
 
 
-def test_dump(root):
+def test_dump_prints_tables_or_json(root):
     """Tables for human readers, then one line of JSON."""
     text = run("dump", "--root", root)
     told = json.loads(text.splitlines()[-1])
@@ -54,8 +54,8 @@ def test_dump(root):
     assert json.loads(run("dump", "--root", root / "orders", "--json-only"))["logs"][0]["sound"]
 
 
-def test_verify_reads_everything(root):
-    """Nine records; a flipped bit in a sealed one is damage, and after the end of the tail a torn tail."""
+def test_verify_reads_every_record(root):
+    """Nine records; a flipped bit in a sealed one is damage, and after the end of the tail it is a torn tail."""
     assert "sound, 9 records" in run("verify", root)
     paths = sorted((root / "orders" / "segments").glob("*.seg"))
     data = bytearray(paths[-1].read_bytes())
@@ -72,14 +72,14 @@ def test_verify_reads_everything(root):
 
 
 def test_a_missing_segment_is_reported(root):
-    """The record count in the next segment reveals it."""
+    """The record count in the next segment proves it."""
     sorted((root / "orders" / "segments").glob("*.seg"))[1].unlink()
     found = json.loads(run("verify", root, "--log", "orders", "--json", code=1))[0]["findings"]
     assert "records 3 to 5 of the log are in no segment" in found[0]["reason"]
 
 
-def test_inspect(root):
-    """Each kind of file, and a directory."""
+def test_inspect_describes_each_kind_of_file(root):
+    """And a directory."""
     told = {}
     for path in sorted((root / "orders").rglob("*")):
         if path.is_file() and path.suffix in {".seg", ".sealed", ".json"}:
@@ -94,8 +94,8 @@ def test_inspect(root):
     assert "sound" in run("inspect", path)
 
 
-def test_tail(root):
-    """Every record, from any id on; only durable ones where asked for."""
+def test_tail_prints_records_from_any_id(root):
+    """Only durable records if requested."""
     rows = [json.loads(line) for line in run("tail", root, "--log", "orders", "--json").splitlines()]
     assert [row["payload"] for row in rows] == [f"{number}.{part}" for number in range(3) for part in range(3)]
     assert [row["ext_id"] for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -107,8 +107,8 @@ def test_tail(root):
     assert "no log 'x'" in run("tail", root, "--log", "x", code=2)
 
 
-def test_tail_from_an_id_that_no_record_has(root):
-    """A mistake, not the rest of the log without a segment."""
+def test_tail_refuses_an_id_without_a_record(root):
+    """It does not print the records of the next segment instead."""
     first = json.loads(run("tail", root, "--log", "orders", "-n", 1, "--json"))["record_id"]
     assert "none begins at" in run("tail", root, "--log", "orders", "--from", first + 1, code=2)
 
@@ -132,7 +132,7 @@ def test_tail_prints_lost_ranges(root):
 
 
 def test_payloads_are_escaped(tmp_path):
-    """One line for a record, for any bytes in it."""
+    """Each record is one line, whichever bytes it has."""
     with AofManager.open(str(tmp_path), background=False) as manager:
         manager.log("orders").append_records(["é\x1b[2J\na\tb\0\x9b".encode(), b"\xff"])
     lines = run("tail", tmp_path, "--stream", "orders").splitlines()
@@ -143,8 +143,8 @@ def test_payloads_are_escaped(tmp_path):
     assert base64.b64decode(rows[1]["payload_base64"]) == b"\xff"
 
 
-def test_evict_and_hydrate(root):
-    """A segment's file is removed and restored; records stay the same, and the dump shows the residency."""
+def test_evict_and_hydrate_move_a_segment(root):
+    """Its file is removed and restored; records stay the same, and dump shows the residency."""
     before = run("tail", root, "--log", "orders")
     told = json.loads(run("evict", root, 0, "--log", "orders", "--json"))
     assert told == [{"segment": 0, "residency": "staged_for_tier0"}]
@@ -229,8 +229,8 @@ def test_paths_without_a_log_are_refused(tmp_path, command):
     assert "holds no append-only log" in run(command, *words, code=2)
 
 
-def test_a_store_is_no_log(tmp_path):
-    """It has segments of its own, in a directory of the same name; nor is any file of it one of a log."""
+def test_the_directory_of_a_store_is_refused(tmp_path):
+    """It has its own segments, in a directory of the same name, and none of its files belongs to an AOF2 log."""
     with quiver.open(tmp_path / "buf") as store:
         store.ingest(quiver.Bundle({30: pa.record_batch({"x": [1]})}), durable=True)
     for words in (["verify"], ["dump"], ["tail"]):
@@ -238,15 +238,15 @@ def test_a_store_is_no_log(tmp_path):
     assert "not a file of an append-only log" in run("inspect", tmp_path / "buf" / "quiver.id", code=2)
 
 
-def test_dump_takes_the_directory_either_way(root):
-    """As the other commands, and as the document has it; not both."""
+def test_dump_takes_the_directory_as_argument_or_option(root):
+    """As an argument like the other commands, and as an option as in the document; not both."""
     assert run("dump", root, "--json") == run("dump", "--root", root, "--json")
     assert "give the logs once" in run("dump", root, "--root", root, code=2)
     assert "give the logs once" in run("dump", code=2)
 
 
 def test_damage_never_ends_in_a_traceback(root):
-    """Any byte of any file flipped, any file cut short: something is printed, with 0 or 1."""
+    """Any byte of any file is flipped, any file truncated: the command prints a result, with exit code 0 or 1."""
     random_bytes = random.Random(11)
     paths = [path for path in sorted((root / "orders").rglob("*")) if path.is_file()]
     for path in paths:

@@ -1,4 +1,4 @@
-"""Every setting: its default, what it does, and what it refuses. Sizes that slide, and what leaves."""
+"""Every setting: its default, its effect, and its invalid values. Also sizes that adapt, and retention."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
 EFFECTS = {
-    "root_dir": "test_the_manager_gives_each_log_its_directory",
-    "segment_min_bytes": "test_sizes_slide_between_their_bounds",
-    "segment_max_bytes": "test_sizes_slide_between_their_bounds",
+    "root_dir": "test_each_log_has_its_own_directory",
+    "segment_min_bytes": "test_segment_sizes_adapt_within_their_bounds",
+    "segment_max_bytes": "test_segment_sizes_adapt_within_their_bounds",
     "segment_target_bytes": "test_the_first_segment_has_the_target_size",
-    "max_segment_age_s": "test_ages_have_their_tests",
-    "preallocate_segments": "test_spares_are_made_ahead",
+    "max_segment_age_s": "test_age_settings_are_tested_elsewhere",
+    "preallocate_segments": "test_spares_are_created_ahead",
     "id_strategy": "test_ids_are_packed",
-    "compression": "test_compression_packs_what_is_sealed",
-    "tiers": "test_tiers_have_their_tests",
-    "retention": "test_retention_by_size",
-    "compaction": "test_compaction_has_its_tests",
-    "flush": "test_flush_settings_have_their_tests",
-    "enable_sparse_index": "test_indexes_have_their_tests",
+    "compression": "test_compression_packs_sealed_segments",
+    "tiers": "test_tier_settings_are_tested_elsewhere",
+    "retention": "test_retention_by_size_removes_the_oldest_segments",
+    "compaction": "test_compaction_settings_are_tested_elsewhere",
+    "flush": "test_flush_settings_are_tested_elsewhere",
+    "enable_sparse_index": "test_index_settings_are_tested_elsewhere",
 }
 
 
 def test_every_key_has_a_test_of_its_effect():
-    """No key without an effect, no effect without a key."""
+    """And each such test belongs to a key."""
     assert {field.name for field in dataclasses.fields(AofConfig)} == set(EFFECTS)
     assert set(EFFECTS.values()) <= set(globals())
 
 
-def test_defaults():
-    """As printed."""
+def test_defaults_equal_the_documents():
+    """They are as printed in the document."""
     config = AofConfig()
     assert (config.root_dir, config.preallocate_segments) == ("./data/aof", 1)
     sizes = (config.segment_min_bytes, config.segment_target_bytes, config.segment_max_bytes)
@@ -116,13 +116,13 @@ def test_sizes_are_rounded_and_kept_in_order(given, made):
     ],
 )
 def test_invalid_settings_are_refused(make):
-    """When they are made, with the name of the key."""
+    """When they are created; the error has the name of the key."""
     with pytest.raises(SettingsError):
         make()
 
 
-def test_the_manager_gives_each_log_its_directory():
-    """Below the manager's own directory, by default that of the settings."""
+def test_each_log_has_its_own_directory():
+    """Below the manager's directory, which by default is that of the settings."""
     with AofManager.open(config=tiny(root_dir="/elsewhere"), fs=CrashFileSystem(), background=False) as manager:
         assert (manager.path, manager.log("orders").config.root_dir) == ("/elsewhere", "/elsewhere/orders")
     with open_manager(CrashFileSystem()) as manager:
@@ -130,7 +130,7 @@ def test_the_manager_gives_each_log_its_directory():
 
 
 def test_the_first_segment_has_the_target_size():
-    """The file is that large, its blocks reserved."""
+    """The file has that size, and its blocks are reserved."""
     fs = CrashFileSystem()
     config = AofConfig(segment_target_bytes=256 * KIB)
     with open_manager(fs, config) as manager:
@@ -140,8 +140,8 @@ def test_the_first_segment_has_the_target_size():
         assert fs.stat(segment_files(fs)[0]).size_bytes == 256 * KIB
 
 
-def test_sizes_slide_between_their_bounds():
-    """Filled within moments: larger. Filled in minutes: smaller. Never beyond either bound."""
+def test_segment_sizes_adapt_within_their_bounds():
+    """A segment filled quickly makes the next one larger, a slow one smaller, never beyond either bound."""
     sizing = Sizing(bytes_min=64, bytes_max=1024, bytes_first=128)
     for fill_s, expected in ((0.1, 512), (0.1, 1024), (0.1, 1024), (1, 1024), (10, 1024), (200, 512), (200, 256),
                              (30, 256), (1, 512), (500, 256), (500, 128), (500, 64), (500, 64)):  # fmt: skip
@@ -153,8 +153,8 @@ def test_sizes_slide_between_their_bounds():
     assert Sizing(bytes_min=64, bytes_max=1024, bytes_first=128).for_record(0, 0) == 128
 
 
-def test_a_large_record_brings_a_large_segment():
-    """It need not fit into the next one: one is made that has room for it."""
+def test_a_large_record_creates_a_large_segment():
+    """If it does not fit into the next segment, one with enough space is created."""
     with open_manager(CrashFileSystem(), tiny(segment_max_bytes=128 * KIB)) as manager:
         log = manager.log("orders")
         manager.maintain()
@@ -165,8 +165,8 @@ def test_a_large_record_brings_a_large_segment():
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_spares_are_made_ahead(count):
-    """As many as asked for, beside the one that takes records."""
+def test_spares_are_created_ahead(count):
+    """As many as configured, in addition to the active segment."""
     fs = CrashFileSystem()
     with open_manager(fs, tiny(preallocate_segments=count)) as manager:
         log = manager.log("orders")
@@ -179,8 +179,8 @@ def test_spares_are_made_ahead(count):
     assert [name for name in fs.list_dir(f"{ROOT}/orders/segments") if name.endswith(".spare")] == []
 
 
-def test_flush_settings_have_their_tests():
-    """They are in `test_aof_flush`."""
+def test_flush_settings_are_tested_elsewhere():
+    """In `test_aof_flush`."""
     names = {field.name for field in dataclasses.fields(FlushConfig)}
     assert names == {
         "flush_watermark_bytes", "flush_interval_ms", "max_unflushed_bytes", "max_concurrent_flushes", "retries_max",
@@ -188,7 +188,7 @@ def test_flush_settings_have_their_tests():
 
 
 def test_ids_are_packed():
-    """Segment in the upper half, offset in its file in the lower."""
+    """The segment is in the upper half, the offset in its file in the lower."""
     with open_manager(CrashFileSystem(), tiny(id_strategy="packed")) as manager:
         log = manager.log("orders")
         first = log.append_record(b"x")
@@ -197,8 +197,8 @@ def test_ids_are_packed():
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_compression_packs_what_is_sealed(compression):
-    """Beside its file; without it nothing is packed."""
+def test_compression_packs_sealed_segments(compression):
+    """Next to the segment's file; without compression no segment is packed."""
     fs = CrashFileSystem()
     with open_manager(fs, tiny(compression=compression)) as manager:
         log = manager.log("orders")
@@ -209,24 +209,24 @@ def test_compression_packs_what_is_sealed(compression):
     assert len(packed) == (compression == "zstd")
 
 
-def test_ages_have_their_tests():
-    """See `test_aof_uploads`: a quiet log is sealed, uploaded and expired."""
+def test_age_settings_are_tested_elsewhere():
+    """In `test_aof_uploads`: a quiet log is sealed, uploaded and expired."""
     assert AofConfig().max_segment_age_s is None
 
 
-def test_tiers_have_their_tests():
-    """They are in `test_aof_tiers`."""
+def test_tier_settings_are_tested_elsewhere():
+    """In `test_aof_tiers`."""
     names = {field.name for field in dataclasses.fields(TierConfig)}
     assert names == {"tier0_max_bytes", "warm_max_bytes", "objects", "compression_level"}
 
 
-def test_indexes_have_their_tests():
-    """They are in `test_aof_index`; by default there are some."""
+def test_index_settings_are_tested_elsewhere():
+    """In `test_aof_index`; by default indexes are written."""
     assert AofConfig().enable_sparse_index
 
 
-def test_compaction_has_its_tests():
-    """They are in `test_aof_compaction`; by default there is none."""
+def test_compaction_settings_are_tested_elsewhere():
+    """In `test_aof_compaction`; by default there is none."""
     assert AofConfig().compaction == "disabled"
 
 
@@ -246,14 +246,14 @@ HELD = [SealedAge(number, sealed_at=number * 1_000_000_000, size_bytes=100) for 
         (Retention("size", max_total_bytes=1), [0, 1, 2, 3]),
     ],
 )
-def test_expired_segments(retention, leaving):
-    """The oldest first, and never the newest."""
+def test_the_oldest_segments_expire_first(retention, leaving):
+    """The newest segment never expires."""
     assert choose_expired(retention, HELD, 10_000_000_000) == leaving
     assert choose_expired(retention, [], 0) == []
 
 
 def rolled(fs, retention, clock, count=4):
-    """A log of *count* sealed segments and one record more, after one pass of upkeep."""
+    """A log of *count* sealed segments and one more record, after one maintenance pass."""
     manager = open_manager(fs, tiny(retention=retention), clock)
     log = manager.log("orders")
     for number in range(count):
@@ -266,8 +266,8 @@ def rolled(fs, retention, clock, count=4):
 
 
 @pytest.mark.parametrize("action", ["archive", "expire"])
-def test_retention_by_size(action):
-    """Segments are moved under the documented name or deleted; reading begins at the rest, also after reopening."""
+def test_retention_by_size_removes_the_oldest_segments(action):
+    """They are archived under the documented name or deleted; readers start at the rest, also after reopening."""
     fs = CrashFileSystem()
     retention = Retention("size", max_total_bytes=2 * 16 * KIB, action=action)
     manager, log = rolled(fs, retention, ManualClock())
@@ -303,8 +303,8 @@ def test_segments_expire_without_any_call():
         assert left == []
 
 
-def test_retention_by_time():
-    """By the time of sealing; a view that a reader holds stays readable."""
+def test_retention_by_time_uses_the_time_of_the_seal():
+    """A view that a reader has stays readable."""
     fs = CrashFileSystem()
     clock = ManualClock()
     manager, log = rolled(fs, Retention(), clock)

@@ -1,4 +1,4 @@
-"""The log keeps the contract that every append log of this house keeps."""
+"""The log fulfills the contract of all append logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class TestAof(AppendLogContract):
-    """Segments fill up and are sealed in passing."""
+    """Segments fill up and are sealed automatically."""
 
     def open_log(self, fs: FileSystem) -> AofAsLog:
         return AofAsLog(fs, rolls=False)
@@ -23,7 +23,7 @@ class TestAof(AppendLogContract):
 
 
 class TestAofThatRollsOver(AppendLogContract):
-    """Every few records the segment is sealed on request, and there are no spares made ahead."""
+    """Every few records the segment is sealed on request, and no spares are created ahead."""
 
     def open_log(self, fs: FileSystem) -> AofAsLog:
         return AofAsLog(fs, rolls=True, config=tiny(preallocate_segments=0))
@@ -34,7 +34,7 @@ class TestAofThatRollsOver(AppendLogContract):
 
 @pytest.mark.slow
 class TestAofWithTiers(AppendLogContract):
-    """Every sealed segment but the newest is packed and leaves in passing; reading brings it back."""
+    """Every sealed segment but the newest is packed and evicted automatically; reading hydrates it."""
 
     def open_log(self, fs: FileSystem) -> AofAsLog:
         return AofAsLog(fs, rolls=True, config=tiny(tiers=TierConfig(tier0_max_bytes=0)))

@@ -33,8 +33,8 @@ def test_the_readme_example_works(tmp_path):
             assert record.timestamp > 0
 
 
-def test_a_hundred_streams_live_on_a_small_disk(tmp_path):
-    """Default settings: what they reserve together fits into 32 MiB, and five threads serve them all."""
+def test_a_hundred_streams_fit_on_a_small_disk(tmp_path):
+    """With default settings they reserve less than 32 MiB together, and five threads serve them all."""
     before = threading.active_count()
     with AofManager.open(str(tmp_path)) as manager:
         logs = [manager.log(f"stream-{number}") for number in range(100)]
@@ -49,8 +49,8 @@ def test_a_hundred_streams_live_on_a_small_disk(tmp_path):
         assert payloads(manager.log("stream-99")) == [b"x" * 100]
 
 
-def test_blocks_are_really_there(tmp_path):
-    """A full disk is an error when a segment is made, never a signal when it is written."""
+def test_the_blocks_of_a_segment_are_reserved(tmp_path):
+    """A full disk is an error when a segment is created, never a signal when it is written."""
     with AofManager.open(str(tmp_path)) as manager:
         manager.log("orders").append_record(b"x")
         manager.log("orders").flush()
@@ -59,8 +59,8 @@ def test_blocks_are_really_there(tmp_path):
                 assert found.stat().st_blocks * 512 >= found.stat().st_size
 
 
-def test_one_process_at_a_time():
-    """The error of the second process names the first."""
+def test_a_second_process_is_refused():
+    """The error names the first process."""
     fs = CrashFileSystem()
     with open_manager(fs), pytest.raises(DirectoryInUseError):
         open_manager(fs)
@@ -68,7 +68,7 @@ def test_one_process_at_a_time():
 
 
 def test_a_log_is_one_object_until_it_is_closed():
-    """Asked for twice it is the same; closed, it is opened again, with the same number."""
+    """A second request returns the same object; after a close, the log is opened again with the same number."""
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders")
         assert manager.log("orders") is log
@@ -83,7 +83,7 @@ def test_a_log_is_one_object_until_it_is_closed():
 
 
 def test_the_number_of_a_log_is_permanent():
-    """Regardless of the order of openings; a damaged number is refused with its path."""
+    """Regardless of the order of opens; a damaged number is refused with its path."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         numbers = {name: manager.log(name).stream_id for name in ("a", "b")}
@@ -102,14 +102,14 @@ def test_the_number_of_a_log_is_permanent():
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden"])
-def test_names_that_lead_elsewhere(name):
-    """They are refused."""
+def test_names_outside_the_directory_are_refused(name):
+    """Before any file is created."""
     with open_manager(CrashFileSystem()) as manager, pytest.raises(UsageError):
         manager.log(name)
 
 
-def test_a_closed_manager_refuses():
-    """And closing twice is closing once; everything in it is closed and durable."""
+def test_a_closed_manager_refuses_calls():
+    """Closing twice is allowed; everything in it is closed and durable."""
     fs = CrashFileSystem()
     manager = open_manager(fs)
     log = manager.log("orders")
@@ -137,7 +137,7 @@ def test_other_settings_for_an_open_log_are_refused():
 
 @pytest.mark.parametrize("name", [7, None, b"orders", "aof.lock"])
 def test_invalid_log_names_are_refused(name):
-    """Including the manager's own file."""
+    """Including the name of the manager's own file."""
     with open_manager(CrashFileSystem()) as manager, pytest.raises(UsageError, match="cannot be called"):
         manager.log(name)
 
@@ -187,7 +187,7 @@ def test_a_seal_has_the_watermark_of_its_segment_only():
         manager.maintain()
         log.append_record(b"2" * 12_000)
         log.set_coordinator_watermark(2)
-        log._context.run_maintenance()  # seals the first segment; nothing of the second is synced
+        log._context.run_maintenance()  # seals the first segment; no record of the second is synced
         assert [one.state for one in log.segment_snapshot()] == ["sealed", "active"]
         crashed = fs.clone_after_crash(0)
     with open_manager(crashed) as manager:
@@ -202,8 +202,8 @@ def test_a_seal_has_the_watermark_of_its_segment_only():
         assert manager.log("orders").coordinator_watermark == 2
 
 
-def test_an_upstream_log_is_taken_over_once_over_any_crash():
-    """From the watermark on, or from the last record where a crash kept more."""
+def test_an_upstream_log_is_imported_once_despite_crashes():
+    """From the watermark on, or from the last record if a crash kept more."""
     upstream = {number: b"%d" % number * 900 for number in range(1, 25)}
     asked: list[int] = []
 
@@ -228,8 +228,8 @@ def test_an_upstream_log_is_taken_over_once_over_any_crash():
     assert asked[-2:] == [25, 25]
 
 
-def test_upstream_numbers_grow():
-    """Repeated or decreasing numbers are refused, and earlier entries stay."""
+def test_upstream_numbers_must_increase():
+    """Repeated or decreasing numbers are refused, and earlier entries are kept."""
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders")
         for entries in ([(3, b"c"), (3, b"c")], [(4, b"d"), (2, b"b")], [("5", b"e")], [(0, b"z")], [(1 << 64, b"z")]):
@@ -239,8 +239,8 @@ def test_upstream_numbers_grow():
 
 
 @pytest.mark.parametrize("watermark", [-1, 1 << 64, "77", None, 1.5])
-def test_a_watermark_that_no_footer_holds_is_refused(watermark):
-    """Taken, it would keep every segment from being sealed."""
+def test_a_watermark_that_does_not_fit_into_a_footer_is_refused(watermark):
+    """If it was accepted, no segment could be sealed."""
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders")
         with pytest.raises(UsageError):
@@ -250,7 +250,7 @@ def test_a_watermark_that_no_footer_holds_is_refused(watermark):
 
 
 @pytest.mark.parametrize("number", range(9))
-def test_the_how_to_runs(tmp_path, monkeypatch, capsys, number):
+def test_the_how_to_examples_run(tmp_path, monkeypatch, capsys, number):
     """Every example of the page runs, in order, in one directory."""
     page = (Path(__file__).parents[2] / "docs" / "howto" / "aof.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```python\n(.*?)```", page, re.MULTILINE | re.DOTALL)

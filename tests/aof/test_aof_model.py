@@ -1,4 +1,4 @@
-"""A log against a list: any operations in any order, with crashes in between."""
+"""A log behaves like a list: any operations in any order, with crashes in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = st.one_of(st.integers(1, 40), st.sampled_from([4_000, 8_000, 16 * 1024 -
 
 
 class LogMachine(RuleBasedStateMachine):
-    """Records have ids that only grow; everything durable survives any crash, in order, and nothing is invented."""
+    """Ids only increase; durable records survive any crash, in order, and none is invented."""
 
     tiers: TierConfig | None = None
 

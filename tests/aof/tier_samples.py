@@ -1,4 +1,4 @@
-"""Rows of the manifest log that could be real."""
+"""Realistic rows of the manifest log."""
 
 from __future__ import annotations
 

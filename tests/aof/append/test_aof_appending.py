@@ -1,4 +1,4 @@
-"""Appends: a record is written and has an id, or nothing was written. Also back-pressure and reservations."""
+"""An append writes a record and returns its id, or writes nothing. Also backpressure and reservations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def manager():
 
 
 def test_an_id_is_the_segment_and_the_offset(manager):
-    """Known before anything is durable; the record can be read by it at once."""
+    """The id exists before the record is durable, and the record can be read by it immediately."""
     log = manager.log("orders")
     first = log.append_record(b"one", ext_id=7)
     second = log.append_record(bytearray(b"three"))
@@ -39,8 +39,8 @@ def test_an_id_is_the_segment_and_the_offset(manager):
     assert log.is_durable(first)
 
 
-def test_a_batch_is_written_in_one_piece(manager):
-    """Ids in order, the same bytes as one by one, one timestamp."""
+def test_a_batch_is_written_in_one_write(manager):
+    """Its ids are in order, its bytes equal those of single appends, and it has one timestamp."""
     log = manager.log("orders")
     records = [b"a", b"bb", b"ccc" * 100, memoryview(b"dd")]
     ids = log.append_records(records, ext_id=9)
@@ -56,8 +56,8 @@ def test_a_batch_is_written_in_one_piece(manager):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, CAPACITY - 24 - 1, CAPACITY - 24])
-def test_sizes_at_the_limits(manager, size):
-    """From one byte to exactly a whole segment, alone, in a batch and reserved, live and after opening again."""
+def test_records_from_one_byte_to_a_complete_segment_are_accepted(manager, size):
+    """Individually, in a batch and reserved, live and after reopening."""
     log = manager.log("orders")
     record = bytes(index & 0xFF for index in range(size))
     log.append_record_with_timeout(record, 5)
@@ -100,7 +100,7 @@ def test_records_that_fit_no_segment_are_refused_without_effect(manager, payload
 
 
 def test_a_batch_that_does_not_fit_is_not_written_at_all(manager):
-    """Not even the part that would fit into the rest of the segment."""
+    """Not even the part that would fit into the rest of the segment is written."""
     log = manager.log("orders")
     log.append_record(b"x" * 10_000)
     with pytest.raises(InvalidRecordError):
@@ -110,7 +110,7 @@ def test_a_batch_that_does_not_fit_is_not_written_at_all(manager):
 
 
 def test_at_most_two_segments_are_unfinalized(manager):
-    """With a third, the writer could outrun the disk: appends are blocked until one is sealed."""
+    """With a third one, appends could outrun the disk: they are blocked until one is sealed."""
     log = manager.log("orders")
     config = tiny(preallocate_segments=4)
     log.close()
@@ -128,8 +128,8 @@ def test_at_most_two_segments_are_unfinalized(manager):
     assert [one.state for one in log.segment_snapshot()] == ["sealed", "sealed", "active"]
 
 
-def test_a_wait_ends_with_its_timeout(manager):
-    """No segment can be made: the wait ends after the timeout and names the cause; nothing was written."""
+def test_a_blocked_append_ends_with_its_timeout(manager):
+    """No segment can be created: the error names the cause, and nothing was written."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=28, forever=True)
     clock = ManualClock()
@@ -222,7 +222,7 @@ def test_the_next_append_cancels_a_garbage_collected_reservation(manager):
         assert payloads(again.log("orders")) == [b"after", b"batch", bytes(3)]
 
 
-def test_a_reservation_is_finished_once(manager):
+def test_a_reservation_is_finished_only_once(manager):
     """A committed or cancelled reservation never finishes a later one."""
     log = manager.log("orders")
     for finish in (lambda room: room.commit(), lambda room: room.cancel()):
@@ -237,8 +237,8 @@ def test_a_reservation_is_finished_once(manager):
     assert payloads(log) == [bytes(4), b"unharmed!", b"unharmed!"]
 
 
-def test_an_array_that_holds_the_payload_does_not_keep_it_from_being_finished(manager):
-    """A ctypes array holds its buffer; the record is written all the same, or cancelled."""
+def test_an_exported_payload_buffer_does_not_prevent_commit_or_cancel(manager):
+    """A ctypes array exports the buffer; the record is written or cancelled nevertheless."""
     log = manager.log("orders")
     room = log.append_reserve(4)
     held = (ctypes.c_char * 4).from_buffer(room.payload)
@@ -253,7 +253,7 @@ def test_an_array_that_holds_the_payload_does_not_keep_it_from_being_finished(ma
 
 
 def test_an_unfinished_reservation_loses_no_records(manager):
-    """It is open at a crash or at closing: all records exist."""
+    """It is open during a crash or a close: all records exist."""
     log = manager.log("orders")
     log.append_record(b"before")
     room = log.append_reserve(50)
@@ -264,8 +264,8 @@ def test_an_unfinished_reservation_loses_no_records(manager):
     assert payloads(manager.log("orders")) == [b"before"]
 
 
-def test_written_and_durable_are_distinguished():
-    """A flush that times out raises another error than an append: the record exists."""
+def test_a_flush_timeout_differs_from_an_append_timeout():
+    """The error of the flush is another one, because the record was written."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, forever=True)
     with open_manager(fs) as manager:
@@ -281,8 +281,8 @@ def test_written_and_durable_are_distinguished():
         assert log.is_durable(record_id)
 
 
-def test_flushing_what_is_not_there(manager):
-    """An id that no record has is refused, not waited for."""
+def test_flushing_an_id_without_a_record_is_refused(manager):
+    """The call does not wait."""
     log = manager.log("orders")
     record_id = log.append_record(b"one")
     for other in (0, record_id + 1000, 5 << 32):
@@ -294,7 +294,7 @@ def test_flushing_what_is_not_there(manager):
 
 
 def test_a_rollover_is_requested_and_completed(manager):
-    """All calls are blocked until it is done. Then the id is returned once, and appends continue."""
+    """All calls are blocked until it is complete. Then the id is returned once, and appends continue."""
     log = manager.log("orders")
     assert log.seal_current_segment() is None
     log.append_record(b"one")
@@ -333,7 +333,7 @@ def test_an_async_append_waits_and_can_be_cancelled():
 
 
 def test_async_appends_keep_their_order():
-    """Also while some wait for segments, for a reservation, or for a flush; one that fails holds up no other."""
+    """Also while some wait for segments, for a reservation, or for a flush; a failed append delays no other."""
     config = tiny(flush=FlushConfig(max_unflushed_bytes=64 * 1024))
     with AofManager.open("/aof", config, fs=CrashFileSystem()) as manager:
         log = manager.log("orders")
@@ -353,10 +353,10 @@ def test_async_appends_keep_their_order():
         assert ids == sorted(ids)
         expected = [number for number in range(3_000) if number != 500]
         assert [int(one.split()[0]) for one in payloads(log)] == expected
-        asyncio.run(run())  # another loop begins a line of its own
+        asyncio.run(run())  # another loop starts its own queue
 
 
-def test_closing_wakes_all_waiters():
+def test_close_wakes_all_waiters():
     """Callers that wait for space or for records get an error immediately."""
     with AofManager.open("/aof", tiny(), fs=CrashFileSystem()) as manager:
         log = manager.log("orders")
@@ -384,7 +384,7 @@ def test_closing_wakes_all_waiters():
 
 
 def test_a_follower_misses_nothing(manager):
-    """Durable records only, in order, across segments; and every sealed segment once, however late it looks."""
+    """It gets only durable records, in order, across segments, and every sealed segment once, however late it polls."""
     log = manager.log("orders")
     follower = log.tail_follower(0)
     assert follower.next(0) is None
@@ -406,7 +406,7 @@ def test_a_follower_misses_nothing(manager):
 
 
 def test_reading_continues_where_it_ended(manager):
-    """From any record, across segments. Views and copies have the same bytes, runs the same records."""
+    """From any record, across segments. Views and copies have the same bytes, and runs the same records."""
     log = manager.log("orders")
     expected = [b"%03d" % number * (1 + number % 40) for number in range(400)]
     ids = [log.append_record_with_timeout(record, 5) for record in expected]
@@ -426,8 +426,8 @@ def test_reading_continues_where_it_ended(manager):
     assert {row["ext_id"] for row in flat} == {0}
 
 
-def test_runs_of_one_length_are_the_same_records(manager):
-    """The fast way and the slow way agree, and stop at the same damage."""
+def test_runs_of_one_length_have_the_same_records(manager):
+    """The fast path and the slow path return the same, and stop at the same damage."""
     log = manager.log("orders")
     sizes = (100, 100, 7, 100, 12, 13, 600, 1, 4, 5)
     for size in sizes:

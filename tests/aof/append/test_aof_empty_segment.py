@@ -1,4 +1,4 @@
-"""A segment that took no record gives its id to the next one, and is removed. A crash in between leaves both."""
+"""A segment without records passes its id to the next one, and is removed. A crash in between leaves both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def opened(fs, config, clock) -> AofManager:
-    """Without threads: nothing is removed before it is asked for."""
+    """Open without threads: files are removed only on request."""
     clock.advance(5)
     return AofManager.open(ROOT, config, fs=fs, clock=clock, background=False)
 

@@ -1,4 +1,4 @@
-"""Flushing: watermark, interval, limit, shared syncs, failures that are seen and pass by themselves."""
+"""Flush: watermark, interval, limit, shared syncs, and failures that are reported and recovered automatically."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def only(**flush):
-    """Settings with one reason to flush."""
+    """Return settings with one reason to flush."""
     return tiny(flush=FlushConfig(**{"flush_interval_ms": 0, "flush_watermark_bytes": 1 << 40, **flush}))
 
 
-def test_the_watermark_begins_a_flush():
-    """Below it nothing is synced, at it everything is."""
+def test_the_watermark_starts_a_flush():
+    """Below it no record is synced, at it all are."""
     with open_manager(CrashFileSystem(), only(flush_watermark_bytes=1000)) as manager:
         log = manager.log("orders")
         first = log.append_record(b"x" * 500)
@@ -41,7 +41,7 @@ def test_the_watermark_begins_a_flush():
 
 
 def test_a_watermark_of_zero_flushes_every_append():
-    """Any backlog is one too many."""
+    """Any unsynced record reaches it."""
     with open_manager(CrashFileSystem(), only(flush_watermark_bytes=0)) as manager:
         log = manager.log("orders")
         for _ in range(3):
@@ -50,8 +50,8 @@ def test_a_watermark_of_zero_flushes_every_append():
             assert log.is_durable(record_id)
 
 
-def test_the_flush_interval_is_a_timer():
-    """An idle tail is flushed after the interval without another append."""
+def test_the_flush_interval_flushes_an_idle_tail():
+    """Without another append."""
     clock = ManualClock()
     config = only(flush_interval_ms=50)
     with open_manager(CrashFileSystem(), config, clock) as manager:
@@ -66,8 +66,8 @@ def test_the_flush_interval_is_a_timer():
         assert log.snapshot().backlog_bytes == 0
 
 
-def test_the_timer_runs_in_a_thread():
-    """Without any call the thread wakes when the time has passed."""
+def test_the_flush_timer_runs_in_a_thread():
+    """The thread wakes when the interval has passed, without any call."""
     clock = ManualClock(waits="hold")
     fs = CrashFileSystem()
     manager = AofManager.open(ROOT, only(flush_interval_ms=50), fs=fs, clock=clock)
@@ -77,7 +77,7 @@ def test_the_timer_runs_in_a_thread():
     found = []
     thread = threading.Thread(target=lambda: found.append(follower.next()))
     thread.start()
-    clock.wait_for_waiters(3)  # flush, upkeep, and the follower
+    clock.wait_for_waiters(3)  # flush, maintenance, and the follower
     clock.advance(0.06)
     thread.join(30)
     assert [one.payload for one in found] == [b"x"]
@@ -85,7 +85,7 @@ def test_the_timer_runs_in_a_thread():
 
 
 def test_unsynced_bytes_are_limited():
-    """An append beyond the limit is blocked before it is written; a flush accepts it."""
+    """An append that would exceed the limit is blocked before it is written; a flush admits it."""
     with open_manager(CrashFileSystem(), only(max_unflushed_bytes=1000)) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 800)
@@ -95,13 +95,13 @@ def test_unsynced_bytes_are_limited():
         assert len(payloads(log)) == 1
         manager.maintain()
         log.append_record(b"x" * 200)
-        log.append_record_with_timeout(b"x" * 5000, 5)  # larger than the limit: alone it is let in
+        log.append_record_with_timeout(b"x" * 5000, 5)  # larger than the limit: admitted alone
         assert len(payloads(log)) == 3
         assert log.snapshot().would_block["flush"] >= 1
 
 
 def test_overlapping_waiters_share_syncs():
-    """While one sync runs, any number of others wait; one more serves them all."""
+    """Any number of threads wait while one sync runs; one more sync completes them all."""
     disk = CrashFileSystem()
     inside, go = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -133,7 +133,7 @@ def test_overlapping_waiters_share_syncs():
 
 
 def test_failing_flushes_block_appends_until_one_succeeds():
-    """After the retries appends raise `flush`. Retries continue in the background; no written record is lost."""
+    """After the retries, appends raise `flush`. Retries continue in the background; no written record is lost."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, forever=True)
     clock = ManualClock()
@@ -164,7 +164,7 @@ def test_failing_flushes_block_appends_until_one_succeeds():
 
 
 def test_a_failed_flush_is_retried_immediately():
-    """The caller waits a little longer without an error, and its record survives a power loss."""
+    """The caller waits slightly longer without an error, and its record survives a power loss."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk)
     with open_manager(fs, only()) as manager:
@@ -175,7 +175,7 @@ def test_a_failed_flush_is_retried_immediately():
             assert payloads(again.log("orders")) == [b"durable"]
 
 
-def test_bytes_that_the_kernel_lost_fail_the_log():
+def test_pages_that_the_kernel_lost_fail_the_log():
     """After a failed sync the kernel returns old pages: the records are not reported as durable."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk)
@@ -209,7 +209,7 @@ def test_bytes_that_the_kernel_lost_fail_the_log():
 
 
 def test_the_snapshot_never_exceeds_the_durable_bytes():
-    """At every step of the disk it has no more than what a power loss would leave."""
+    """At no step of the disk does it claim more than a power loss would leave."""
     fs = CrashFileSystem()
     clock = ManualClock()
     with open_manager(fs, only(flush_interval_ms=1), clock) as manager:
@@ -227,8 +227,8 @@ def test_the_snapshot_never_exceeds_the_durable_bytes():
         assert answer.value[0].durable_bytes == log.segment_snapshot()[0].current_size
 
 
-def test_closing_raises_when_it_cannot_flush():
-    """The log is closed nevertheless, and the next opening finds the written records."""
+def test_close_raises_when_it_cannot_flush():
+    """The log is closed nevertheless, and the next open finds the written records."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, forever=True)
     manager = open_manager(fs, only())
@@ -262,8 +262,8 @@ def test_a_failed_snapshot_is_written_later():
         assert disk.exists(f"{ROOT}/orders/warm/durability/{log.stream_id:020}.json")
 
 
-def test_small_syncs_prepare_the_blocks_to_come():
-    """They hold zeros ahead of the records; a sync of much prepares none, nor does one beside a reservation."""
+def test_small_syncs_prepare_the_following_blocks():
+    """They write zeros after the records. A large sync prepares none, nor does one during a reservation."""
     config = AofConfig(segment_min_bytes=1 << 23, segment_target_bytes=1 << 23, flush=FlushConfig(0, 0, 0))
     with open_manager(CrashFileSystem(), config) as manager:
         log = manager.log("orders")
@@ -285,7 +285,7 @@ def test_small_syncs_prepare_the_blocks_to_come():
 
 
 def test_latencies_are_recorded():
-    """For an append after each flush, for waits, syncs and openings; also the sizes of segments."""
+    """For an append after each flush, for waits, syncs and opens; also the sizes of segments."""
 
     class Listener(InMemoryObserver):
         def __init__(self) -> None:
@@ -312,7 +312,7 @@ def test_latencies_are_recorded():
     assert heard.total("aof_durable_bytes_total") > 30_000
 
 
-def test_appended_records_are_counted_since_opening():
+def test_appended_records_are_counted_since_the_log_was_opened():
     """Across full, sealed and retired segments. The bytes are those of payloads and heads."""
     fs = CrashFileSystem()
     config = tiny(retention=Retention("size", max_total_bytes=1, action="expire"))
@@ -332,7 +332,7 @@ def test_appended_records_are_counted_since_opening():
 
 
 def test_every_gauge_has_a_value():
-    """Of each open log; what only a log with tiers has, of that; nothing of what is closed."""
+    """For each open log; gauges of tiers only for a log with tiers; closed logs have no values."""
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
     clock = ManualClock()

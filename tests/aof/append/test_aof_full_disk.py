@@ -1,4 +1,4 @@
-"""A full disk: smaller segments use the rest, errors name the cause, small records never wait for large ones."""
+"""On a full disk smaller segments use the rest, errors name the cause, and small records never wait for large ones."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ DISK_BYTES = 4 << 20
 
 
 def sizes(fs) -> list[int]:
-    """The sizes of the segments, oldest first."""
+    """Return the sizes of the segments, oldest first."""
     return [fs.stat(path).size_bytes for path in segment_files(fs)]
 
 
 def growing(**changes) -> AofConfig:
-    """Segments of 16 KiB to 1 MiB, which grow by the factor of four when they fill at once."""
+    """Segments of 16 KiB to 1 MiB, which grow by a factor of four while they fill quickly."""
     return tiny(segment_target_bytes=16 * KIB, segment_max_bytes=1 << 20, **changes)
 
 
 def fill_until_refused(log, record: bytes) -> tuple[int, WouldBlockError]:
-    """Append until that is refused; how many records were taken, and the refusal."""
+    """Append until an append is refused; return the number of appended records, and the error."""
     for count in range(100_000):
         try:
             log.append_record_with_timeout(record, 1)
@@ -57,7 +57,7 @@ def small_disk(tmp_path: Path):
 
 
 def test_a_log_uses_a_small_disk_to_its_end(small_disk: Path):
-    """With segments that grow fourfold the next one has no room at a third of the disk: smaller ones have."""
+    """Segments grow fourfold, so the next one would not fit at a third of the disk; smaller ones fit."""
     config = AofConfig(segment_max_bytes=64 << 20)
     record = b"x" * 4_000
     with AofManager.open(str(small_disk), config, clock=ManualClock(), background=False) as manager:
@@ -75,8 +75,8 @@ def test_a_log_uses_a_small_disk_to_its_end(small_disk: Path):
             log.append_record_with_timeout(record, 1)
 
 
-def test_tiers_without_objects_pack_what_fills_a_disk(small_disk: Path):
-    """A segment is packed before its file can leave: room for that is never taken by segments to come."""
+def test_segments_leave_space_for_packing(small_disk: Path):
+    """Without objects a segment is packed before its file can be deleted: new segments never use that space."""
     config = AofConfig(segment_max_bytes=64 << 20, tiers=TierConfig(tier0_max_bytes=0))
     chance = random.Random(1)
     clock = ManualClock()
@@ -100,14 +100,14 @@ def test_tiers_without_objects_pack_what_fills_a_disk(small_disk: Path):
 
 
 def test_segment_sizes_are_halved_until_one_fits():
-    """If a file system does not report its free space, the allocation of blocks does."""
+    """For a file system that does not report its free space, the allocation of blocks determines the size."""
     disk = CrashFileSystem()
     disk.free = 0
     fs = FaultFileSystem(disk, error=errno.ENOSPC, path_part=".spare")
     with open_manager(fs, growing()) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 15_000)
-        manager.maintain()  # a spare of 16 KiB is there already
+        manager.maintain()  # a spare of 16 KiB already exists
         log.append_record_with_timeout(b"y" * 15_000, 1)
         fs.fail_on("reserve", 1)  # of 64 KiB
         log.append_record_with_timeout(b"z" * 15_000, 1)
@@ -118,8 +118,8 @@ def test_segment_sizes_are_halved_until_one_fits():
         assert sizes(disk) == [16 * KIB, 16 * KIB, 32 * KIB, 128 * KIB]
 
 
-class Told(InMemoryObserver):
-    """Events by name."""
+class EventRecorder(InMemoryObserver):
+    """Records events by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,10 +129,10 @@ class Told(InMemoryObserver):
         self.events.append(name)
 
 
-def test_small_files_keep_their_room():
-    """The last blocks are not for segments: without the pointer none would ever be sealed."""
+def test_small_files_keep_their_space():
+    """The last blocks are not for segments: no segment can be sealed without the pointer."""
     disk = CrashFileSystem()
-    observer = Told()
+    observer = EventRecorder()
     disk.free = 64 * KIB + 16 * KIB - 1
     with AofManager.open(ROOT, tiny(), fs=disk, clock=ManualClock(), background=False, observer=observer) as manager:
         log = manager.log("orders")
@@ -146,7 +146,7 @@ def test_small_files_keep_their_room():
 
 
 def test_small_records_never_wait_for_a_large_one():
-    """The large record has no space: it is refused, uses no segments, and is accepted once there is space."""
+    """The large record does not fit: it is refused, uses no segments, and is accepted once there is space."""
     disk = CrashFileSystem()
     with open_manager(disk, growing(preallocate_segments=0)) as manager:
         log = manager.log("orders")

@@ -1,4 +1,4 @@
-"""Later records may survive a power loss that earlier ones do not survive: then both are removed."""
+"""A power loss may keep later records but lose earlier ones: then both are removed."""
 
 import logging
 
@@ -10,7 +10,7 @@ from quiver.testing.crashfs import CrashFileSystem
 
 @pytest.mark.parametrize("opened", [0, 8, 9, 10])
 def test_a_log_never_has_a_hole(opened):
-    """Two unsynced segments: whatever the disk keeps of them, the log is a prefix."""
+    """Two segments are unsynced: whichever part of them the disk keeps, the log is a prefix."""
     logging.disable(logging.CRITICAL)
     expected = [b"1", b"2" * 16_200]
     seen = set()

@@ -1,4 +1,4 @@
-"""Many threads on one log and on many, while it flushes, seals, retires and is read: prefix, order, durability."""
+"""Many threads append to one or many logs during flush, seal, retention and reads: prefix, order, durability."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quiver.testing.crashfs import CrashFileSystem
 
 
 class Checked:
-    """Threads whose first failure is the test's."""
+    """Threads whose first failure fails the test."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
@@ -45,7 +45,7 @@ def parsed(payload) -> tuple[int, int]:
 
 
 def check_order(payloads, writers: int, each: int) -> None:
-    """Every record of every writer once, in its writer's order."""
+    """Every record of every writer exists once, in the order of its writer."""
     found: dict[int, list[int]] = {writer: [] for writer in range(writers)}
     for payload in payloads:
         writer, number = parsed(payload)
@@ -114,8 +114,8 @@ def stress(manager, *, logs: int, writers: int, each: int) -> None:
 CONFIG = tiny(flush=FlushConfig(flush_interval_ms=1, flush_watermark_bytes=4096, max_unflushed_bytes=32 * 1024))
 
 
-def test_one_log_and_many_threads():
-    """On the disk in memory: what is durable at the end survives a power cut."""
+def test_one_log_with_many_threads_loses_no_durable_record():
+    """On the disk in memory: the records that are durable at the end survive a power loss."""
     fs = CrashFileSystem()
     with AofManager.open("/aof", CONFIG, fs=fs) as manager:
         stress(manager, logs=1, writers=4, each=150)
@@ -126,8 +126,8 @@ def test_one_log_and_many_threads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("retention", [Retention(), Retention("size", max_total_bytes=1 << 30, action="expire")])
-def test_many_logs_and_many_threads(tmp_path, retention):
-    """On a real disk, for long."""
+def test_many_logs_with_many_threads_keep_every_record(tmp_path, retention):
+    """On a real disk, for minutes."""
     config = tiny(flush=CONFIG.flush, retention=retention, preallocate_segments=2)
     with AofManager.open(str(tmp_path), config) as manager:
         stress(manager, logs=4, writers=3, each=500)

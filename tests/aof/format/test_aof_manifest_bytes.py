@@ -1,4 +1,4 @@
-"""The MAN1 manifest log: recorded bytes, every kind of record, every prefix, every flipped bit, kinds to come."""
+"""The MAN1 manifest log: recorded bytes, every kind of record, every prefix, every flipped bit, unknown kinds."""
 
 import dataclasses
 
@@ -57,8 +57,8 @@ SAMPLES = {
 }
 
 
-def test_recorded_chunk():
-    """A chunk of the original is read and written again byte for byte; uncommitted bytes after it are ignored."""
+def test_a_recorded_chunk_round_trips():
+    """A chunk of the original is decoded, and encoded byte for byte; uncommitted bytes after it are ignored."""
     answer = decode_chunk(memoryview(HEADER + RECORDS + b"\xff" * 50))
     assert isinstance(answer, Frame)
     header, records = answer.value
@@ -69,8 +69,8 @@ def test_recorded_chunk():
 
 
 @pytest.mark.parametrize("kind", list(Event))
-def test_every_kind_comes_back(kind):
-    """Each layout is written and read, numbers and texts of all sizes."""
+def test_every_kind_round_trips(kind):
+    """Each layout is written and read, with numbers and texts of all sizes."""
     assert set(SAMPLES) == set(LAYOUTS) == set(Event)
     record = ManifestRecord(kind, 1, 2, 3, SAMPLES[kind])
     data = encode_manifest_record(record)
@@ -89,15 +89,15 @@ def test_a_payload_of_another_length_is_damage(kind):
         assert isinstance(decode_manifest_record(memoryview(head + other)), Damage)
 
 
-def test_an_unknown_kind_is_passed_over():
-    """Its payload stays bytes, and what follows is read."""
+def test_an_unknown_kind_is_skipped():
+    """Its payload stays bytes, and the following records are read."""
     unknown = ManifestRecord(99, 1, 2, 3, (b"whatever",))
     data = encode_manifest_record(unknown)
     assert decode_manifest_record(memoryview(data + RECORDS)) == Frame(unknown, len(data))
     assert isinstance(decode_manifest_record(memoryview(data + RECORDS), len(data)), Frame)
 
 
-def test_every_flipped_bit_of_a_chunk():
+def test_every_flipped_bit_of_a_chunk_is_detected():
     """No flipped bit makes the decoder raise; every bit under the checksum is reported as damage."""
     whole = HEADER + RECORDS
     for bit in range(len(whole) * 8):
@@ -110,15 +110,15 @@ def test_every_flipped_bit_of_a_chunk():
             assert isinstance(answer, Damage | NeedMore) or answer.value[0] != decode_chunk(memoryview(whole)).value[0]
 
 
-def test_every_prefix_of_a_chunk():
-    """It asks for what is missing."""
+def test_every_prefix_of_a_chunk_needs_more():
+    """The decoder requests the missing bytes."""
     whole = HEADER + RECORDS
     for size in range(len(whole)):
         assert isinstance(decode_chunk(memoryview(whole[:size])), NeedMore)
 
 
-def test_an_empty_chunk():
-    """Nothing was committed: no records, and no checksum to check."""
+def test_an_empty_chunk_has_no_records():
+    """Nothing was committed: there are no records, and no checksum to verify."""
     header = ChunkHeader(3, 17, 64, 64, 0)
     assert decode_chunk(memoryview(encode_chunk_header(header))) == Frame((header, ()), 64)
 
@@ -127,7 +127,7 @@ def test_an_empty_chunk():
     ("at", "value", "reason"),
     [(8, 2, "unsupported version 2"), (12, 65, "header length"), (40, 63, "the tail"), (48, 63, "committed")],
 )
-def test_headers_that_cannot_be(at, value, reason):
+def test_impossible_headers_are_damage(at, value, reason):
     """Version, lengths and their order are checked."""
     data = bytearray(HEADER)
     width = 4 if at < 16 else 8
@@ -137,14 +137,14 @@ def test_headers_that_cannot_be(at, value, reason):
     assert reason in answer.reason
 
 
-def test_lengths_are_bounded():
-    """A length of gigabytes is damage, and never asked for."""
+def test_record_lengths_are_bounded():
+    """A length of gigabytes is damage; the decoder does not request the bytes."""
     head = MANIFEST_RECORD_HEAD.pack(1, 0, MANIFEST_PAYLOAD_BYTES_MAX + 1, 0, 0, 0, 0)
     assert isinstance(decode_manifest_record(memoryview(head)), Damage)
 
 
 def test_a_checksum_of_zero_is_not_checked():
-    """Such a record is as good as any."""
+    """Such a record is as valid as any."""
     payload = (7).to_bytes(4, "little")
     head = MANIFEST_RECORD_HEAD.pack(Event.COMPRESSION_STARTED, 0, 4, 0, 0, 0, 0)
     answer = decode_manifest_record(memoryview(head + payload))
@@ -154,7 +154,7 @@ def test_a_checksum_of_zero_is_not_checked():
     assert isinstance(decode_manifest_record(memoryview(wrong + payload)), Damage)
 
 
-def test_a_record_that_extends_past_the_commit():
+def test_a_record_that_extends_past_the_commit_is_damage():
     """The checksum of the chunk is valid, but the last record is incomplete."""
     body = RECORDS[:-1]
     header = dataclasses.replace(

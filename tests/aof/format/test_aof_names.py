@@ -1,4 +1,4 @@
-"""Names are made and parsed in one place, and names of others are ignored. Also the durability snapshot."""
+"""Names are built and parsed in one place, and foreign names are ignored. Also the durability snapshot."""
 
 import pytest
 
@@ -26,7 +26,7 @@ from quiver.primitives.scan import Damage, Frame
         SegmentName(1, 2, -5),
     ],
 )
-def test_segment_names_come_back(name):
+def test_segment_names_round_trip(name):
     """Three numbers of twenty digits; lexical order is numerical order."""
     assert parse_segment_name(str(name)) == name
 
@@ -42,13 +42,13 @@ def test_segment_names_come_back(name):
         "\u0660" * 20 + "_00000000000000000000_00000000000000000000.seg",
     ],
 )  # fmt: skip
-def test_other_names_are_ignored(name):
+def test_foreign_names_are_ignored(name):
     """Too few parts, other digits, numbers out of range."""
     assert parse_segment_name(name) is None
 
 
-def test_the_other_names():
-    """Archive, spares, chunks."""
+def test_names_of_archives_spares_and_chunks_round_trip():
+    """Building and parsing are inverse."""
     assert parse_archive_name(archive_name(7, 456)) == (7, 456)
     assert parse_spare_name(spare_name(3)) == 3
     assert parse_chunk_name(chunk_name(9)) == 9
@@ -57,18 +57,18 @@ def test_the_other_names():
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b-c_D9", "a" * 64])
-def test_good_stream_names(name):
-    """They become directories."""
+def test_valid_stream_names_become_directories(name):
+    """Each has its own directory."""
     assert is_stream_name(name)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-a", "a" * 65, "\u00e4", "a b", "a\n"])
-def test_bad_stream_names(name):
-    """Nothing that leads elsewhere, hides, or is written differently elsewhere."""
+def test_invalid_stream_names_are_refused(name):
+    """A name must not leave the directory, be hidden, or be written differently on another system."""
     assert not is_stream_name(name)
 
 
-def test_durability_comes_back():
+def test_the_durability_snapshot_round_trips():
     """The text is compact and stays readable for the original."""
     rows = (SegmentDurability(0, 1024, 1000), SegmentDurability(1, 64, 0))
     data = encode_durability(rows)
@@ -82,6 +82,6 @@ def test_durability_comes_back():
      '[{"segment_id":true,"requested_bytes":1,"durable_bytes":1}]', "[" * 100_000,
      '[{"segment_id":0,"requested_bytes":1,"durable_bytes":2}]'],
 )  # fmt: skip
-def test_other_texts_are_damage(text):
+def test_invalid_durability_texts_are_damage(text):
     """No text makes the decoder raise."""
     assert isinstance(decode_durability(memoryview(text.encode("latin-1"))), Damage)

@@ -1,4 +1,4 @@
-"""The pages docs/formats/aof-*.md agree with the code: offsets, sizes, types, limits, kinds, examples."""
+"""The pages docs/formats/aof-*.md match the code: offsets, sizes, types, limits, kinds, examples."""
 
 import dataclasses
 import importlib
@@ -61,8 +61,8 @@ def value_of(answer: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", STRUCTS)
-def test_field_tables(kind):
-    """Each table is that of a Struct in the code: offsets without gaps, and the very same format."""
+def test_field_tables_match_the_structs(kind):
+    """Each table describes a Struct in the code: offsets without gaps, and the same format."""
     found = []
     pattern = r"^Struct `([\w.]+)`\n\n\| offset \| size \| type \| field \| meaning \|\n\|[-|]+\|\n((?:\|.*\|\n)+)"
     for dotted, table in re.findall(pattern, page_of(kind), re.MULTILINE):
@@ -81,7 +81,7 @@ def test_field_tables(kind):
 
 
 @pytest.mark.parametrize("dotted", MAGICS)
-def test_magics(dotted):
+def test_magics_match_the_constants(dotted):
     """The magic on the page is the one in the code."""
     assert f"| magic | `0x{code_of(f'quiver.aof.format.{dotted}'):X}` |" in page_of(MAGICS[dotted])
 
@@ -89,16 +89,16 @@ def test_magics(dotted):
 @pytest.mark.parametrize(
     ("kind", "count"), [("aof-segment", 1), ("aof-manifest", 1), ("aof-warm", 2), ("aof-index", 1), ("aof-sink", 2)]
 )
-def test_limits(kind, count):
-    """Each limit is the constant that is named beside it."""
+def test_limits_match_the_constants(kind, count):
+    """Each limit equals the constant in its row."""
     rows = re.findall(r"^\| [\w ]+ \| (\d+) \| `([\w.]+)` \|$", page_of(kind), re.MULTILINE)
     assert len(rows) == count
     for value, dotted in rows:
         assert int(value) == code_of(dotted)
 
 
-def test_manifest_kinds():
-    """Every kind is on the page with its number, and with as many fields as its layout has."""
+def test_manifest_kinds_match_the_layouts():
+    """Every kind is on the page with its number, and with as many fields as its layout."""
     rows = re.findall(r"^\| (\d+) \| ([A-Z]\w+) \| (.*) \|$", page_of("aof-manifest"), re.MULTILINE)
     assert [(int(number), name) for number, name, _ in rows] == [(event.value, event.name) for event in Event]
     for number, _, said in rows:
@@ -109,8 +109,8 @@ def test_manifest_kinds():
             assert plain == list(layout), said
 
 
-def test_segment_example():
-    """Header, records and footer decode to the values beside them."""
+def test_the_segment_example_decodes_to_its_values():
+    """Header, records and footer decode to the values next to them."""
     found = examples_of("aof-segment")
     header, said = found["header"]
     assert dataclasses.asdict(value_of(decode_header(memoryview(header)))) == said
@@ -121,14 +121,14 @@ def test_segment_example():
     assert [[one.timestamp, one.ext_id, bytes(one.payload).decode()] for one in entries(view, 0, len(view))] == said
 
 
-def test_pointer_example():
-    """The pointer decodes to the values beside it."""
+def test_the_pointer_example_decodes_to_its_values():
+    """The pointer decodes to the values next to it."""
     data, said = examples_of("aof-pointer")["pointer"]
     assert dataclasses.asdict(value_of(decode_pointer(memoryview(data)))) == said
 
 
-def test_manifest_example():
-    """The chunk decodes to the records beside it."""
+def test_the_manifest_example_decodes_to_its_records():
+    """The chunk decodes to the records next to it."""
     data, said = examples_of("aof-manifest")["chunk"]
     _, records = value_of(decode_chunk(memoryview(data)))
     assert [
@@ -136,7 +136,7 @@ def test_manifest_example():
     ] == said
 
 
-def test_warm_example():
+def test_the_warm_example_decodes_to_its_frames():
     """The table decodes to the documented frames, and frames have the documented size."""
     data, said = examples_of("aof-warm")["table"]
     frames = value_of(decode_seek_table(memoryview(data), 140 + len(data)))
@@ -145,8 +145,8 @@ def test_warm_example():
     assert f"`0x{SKIPPABLE_MAGIC:X}`" in page_of("aof-warm")
 
 
-def test_durability_example():
-    """The text is what is written for the values below it, and is read as these values."""
+def test_the_durability_example_round_trips():
+    """The text is the encoding of the values below it, and decodes to these values."""
     page = page_of("aof-durability")
     text = re.findall(r"^```text\n(.*?)\n```", page, re.MULTILINE)[0].encode()
     said = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
@@ -155,8 +155,8 @@ def test_durability_example():
     assert encode_durability(found) == text
 
 
-def test_status_example():
-    """The text is what is written for the values below it, and is read as these values."""
+def test_the_status_example_round_trips():
+    """The text is the encoding of the values below it, and decodes to these values."""
     page = page_of("aof-status")
     text = re.findall(r"^```text\n(.*?)\n```", page, re.MULTILINE)[0].encode()
     said = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
@@ -165,15 +165,15 @@ def test_status_example():
     assert encode_status(found) == text
 
 
-def test_index_example():
-    """The index decodes to the marks beside it."""
+def test_the_index_example_decodes_to_its_marks():
+    """The index decodes to the marks next to it."""
     data, said = examples_of("aof-index")["index"]
     found = value_of(decode_index(memoryview(data)))
     assert {**dataclasses.asdict(found), "marks": [list(mark) for mark in found.marks]} == said
 
 
-def test_sink_example():
-    """The text is what the code writes."""
+def test_the_sink_example_is_the_encoded_text():
+    """The text is exactly the output of the code."""
     (text,) = re.findall(r"^```text\n(.*?)```", page_of("aof-sink"), re.MULTILINE | re.DOTALL)
     commit = value_of(COMMITS.decode(text.encode()))
     assert COMMITS.encode(commit) == text.encode()

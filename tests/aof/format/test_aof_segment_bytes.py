@@ -1,7 +1,4 @@
-"""
-Headers, records, footers and pointers: recorded bytes, every prefix, every flipped bit, what later versions look
-like.
-"""
+"""Headers, records, footers and pointers: recorded bytes, every prefix, every flipped bit, later versions."""
 
 import dataclasses
 import struct
@@ -62,8 +59,8 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("encode", "decode", "value", "data"), WHOLE)
-def test_recorded_bytes(encode, decode, value, data):
-    """Bytes of the original are written and read; bytes after them are ignored."""
+def test_recorded_bytes_round_trip(encode, decode, value, data):
+    """Bytes of the original are decoded and encoded; bytes after them are ignored."""
     assert encode(value) == data
     assert decode(memoryview(data)) == Frame(value, len(data))
     assert decode(memoryview(data + b"junk")) == Frame(value, len(data))
@@ -71,14 +68,14 @@ def test_recorded_bytes(encode, decode, value, data):
 
 @pytest.mark.parametrize(("encode", "decode", "value", "data"), WHOLE)
 def test_every_prefix_needs_more(encode, decode, value, data):
-    """Cut anywhere it asks for exactly what is missing."""
+    """Truncated anywhere, the decoder requests exactly the missing bytes."""
     for size in range(len(data)):
         assert decode(memoryview(data[:size])) == NeedMore(len(data) - size)
 
 
 @pytest.mark.parametrize(("encode", "decode", "value", "data"), WHOLE)
 def test_every_flipped_bit_is_damage_or_another_value(encode, decode, value, data):
-    """No bit makes it raise, and none is passed over in silence."""
+    """No flipped bit makes the decoder raise, and none is ignored."""
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -90,8 +87,8 @@ def test_every_flipped_bit_is_damage_or_another_value(encode, decode, value, dat
     ("decode", "data", "at", "size"),
     [(decode_header, HEADER, 4, 2), (decode_footer, FOOTER, 4, 4), (decode_pointer, POINTER, 4, 2)],
 )
-def test_a_later_version_is_refused_by_name(decode, data, at, size):
-    """The version is looked at before anything that a later one might have moved."""
+def test_the_error_for_a_later_version_has_the_version(decode, data, at, size):
+    """The version is checked before all fields that a later version may have moved."""
     later = bytearray(data)
     later[at : at + size] = (9).to_bytes(size, "little")
     later[at + size :] = b"\xff" * (len(data) - at - size)
@@ -101,7 +98,7 @@ def test_a_later_version_is_refused_by_name(decode, data, at, size):
 
 
 @pytest.mark.parametrize("at", range(56, 64))
-def test_reserved_bytes_of_a_header_are_zero(at):
+def test_reserved_bytes_of_a_header_must_be_zero(at):
     """A set bit is reported with its offset."""
     data = bytearray(HEADER)
     data[at] = 1
@@ -110,15 +107,15 @@ def test_reserved_bytes_of_a_header_are_zero(at):
     assert answer.offset == 56
 
 
-def test_a_segment_without_room_is_damage():
+def test_a_segment_without_space_for_records_is_damage():
     """A size that leaves no byte for records is refused."""
     for size, good in ((0, False), (160, False), (161, True)):
         answer = decode_header(memoryview(encode_header(dataclasses.replace(HEADER_VALUE, max_size=size))))
         assert isinstance(answer, Frame) is good
 
 
-def test_recorded_records():
-    """Two consecutive records without padding: the second begins at byte 93."""
+def test_recorded_records_are_decoded():
+    """Two consecutive records without padding: the second starts at byte 93."""
     assert encode_record(b"hello", timestamp=0x1122, ext_id=42) == RECORDS[0]
     assert encode_record(b"payload", timestamp=0x1133, ext_id=42) == RECORDS[1]
     segment = memoryview(HEADER + b"".join(RECORDS) + bytes(100))
@@ -140,7 +137,7 @@ def test_recorded_records():
         (bytes(32), 0x827ABC78), (bytes(4096), 0x8FA06529),
     ],
 )  # fmt: skip
-def test_folded_checksums(data, checksum):
+def test_folded_checksums_have_known_values(data, checksum):
     """Known values of CRC-64/NVME folded to 32 bits."""
     assert checksum_of(data) == checksum
     assert checksum_of(memoryview(data)) == checksum
@@ -151,8 +148,8 @@ def test_the_payload_checksum_covers_all_payloads():
     assert fold64to32(crc64_nvme(b"payload", crc64_nvme(b"hello"))) == checksum_of(b"hellopayload") == 0xC493E6F0
 
 
-def test_record_ids():
-    """The segment above, the offset below; ids are ordered as the records are."""
+def test_record_ids_are_ordered_as_records():
+    """The segment is in the upper half, the offset in the lower."""
     assert join_record_id(7, 93) == 0x0000_0007_0000_005D
     assert split_record_id(join_record_id(2**32 - 1, 2**32 - 1)) == (2**32 - 1, 2**32 - 1)
     assert join_record_id(1, 2**32 - 1) < join_record_id(2, 64)
@@ -161,7 +158,7 @@ def test_record_ids():
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.binary(max_size=30))
 @settings(max_examples=60)
 def test_records_of_any_length_are_scanned(payloads, junk):
-    """Aligned or not, each record begins at the end of the one before."""
+    """Aligned or not, each record starts at the end of the previous one."""
     data = b"".join(encode_record(payload, timestamp=1) for payload in payloads)
     scan = scan_records(memoryview(data + bytes(24)), 0, len(data) + 24)
     assert (scan.record_count, scan.end, scan.damage) == (len(payloads), len(data), None)
@@ -170,8 +167,8 @@ def test_records_of_any_length_are_scanned(payloads, junk):
     assert behind.record_count >= len(payloads)
 
 
-def test_a_record_cut_anywhere():
-    """A cut in the payload is damage, a cut in the head ends the records; the limit counts, not the buffer."""
+def test_a_record_truncated_anywhere_is_detected():
+    """Truncation in the payload is damage, in the head it ends the records; the limit counts, not the buffer."""
     record = encode_record(b"payload", timestamp=5)
     for size in range(len(record)):
         answer = decode_record(memoryview(record), 0, size)
@@ -179,8 +176,8 @@ def test_a_record_cut_anywhere():
     assert decode_record(memoryview(record), 0, len(record)).end == len(record)
 
 
-def test_every_flipped_bit_of_length_checksum_and_payload_is_noticed():
-    """Timestamp and ext_id have no checksum; everything else has."""
+def test_every_flipped_bit_of_length_checksum_and_payload_is_detected():
+    """Timestamp and ext_id have no checksum; all other fields have one."""
     record = encode_record(b"payload", timestamp=5)
     for bit in range(len(record) * 8):
         flipped = bytearray(record)
@@ -189,8 +186,8 @@ def test_every_flipped_bit_of_length_checksum_and_payload_is_noticed():
         assert isinstance(answer, Frame) is (8 <= bit // 8 < 24), bit
 
 
-def test_a_footer_belongs_to_its_header():
-    """Another index or count, and bytes or a last record outside the file are reported."""
+def test_a_footer_of_another_segment_is_refused():
+    """Another index or count, and bytes or a last record outside the file, are reported."""
     assert agrees_with(FOOTER_VALUE, HEADER_VALUE) is None
     for changes in (
         {"segment_index": 8},
@@ -205,6 +202,6 @@ def test_a_footer_belongs_to_its_header():
         assert agrees_with(dataclasses.replace(FOOTER_VALUE, **changes), HEADER_VALUE) is not None, changes
 
 
-def test_sizes():
-    """64, 24, 96 and 32 bytes on every machine."""
+def test_structs_have_the_same_sizes_on_every_machine():
+    """64, 24, 96 and 32 bytes."""
     assert (HEADER_BYTES, RECORD_HEAD_BYTES, FOOTER_BYTES, len(POINTER)) == (64, 24, 96, struct.calcsize("<4Q"))

@@ -1,4 +1,4 @@
-"""The text of a writer's status: nothing gets through that a person or a terminal would trip over."""
+"""The text of a writer's status: the decoder rejects everything that could confuse a person or a terminal."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ def changed(**members: Any) -> memoryview:
     return memoryview(json.dumps({**json.loads(GOLDEN), **members}).encode())
 
 
-def test_golden():
-    """It is written as it was first written, and read back."""
+def test_the_status_has_golden_bytes():
+    """Its encoding is fixed, and it is decoded."""
     assert encode_status(STATUS) == GOLDEN
     assert decode_status(memoryview(GOLDEN)) == Frame(STATUS, len(GOLDEN))
 
 
-def test_members_of_later_programs_are_passed_over():
-    """They may add what they like."""
+def test_members_of_later_programs_are_ignored():
+    """Later programs may add members of any kind."""
     assert isinstance(decode_status(changed(more=["x"])), Frame)
 
 
-def test_another_version_is_not_read():
-    """The problem names the version."""
+def test_the_error_for_another_version_has_the_version():
+    """Such a status is not read."""
     assert decode_status(changed(version=2)) == Damage(0, "unsupported version '2'")
 
 
 @pytest.mark.parametrize("cut", range(len(GOLDEN)))
-def test_cut_short(cut):
-    """No part of it is taken for all of it."""
+def test_a_truncated_status_is_damage(cut):
+    """No part of it is accepted as complete."""
     assert isinstance(decode_status(memoryview(GOLDEN[:cut])), Damage)
 
 
-def test_flipped():
-    """Any bit of it: it may be read as something else, and never raises."""
+def test_a_flipped_bit_of_a_status_never_raises():
+    """It may decode to another status."""
     for at in range(len(GOLDEN) * 8):
         data = bytearray(GOLDEN)
         data[at // 8] ^= 1 << at % 8
@@ -62,7 +62,7 @@ def test_flipped():
     ],
     ids=str,
 )  # fmt: skip
-def test_invalid_status_texts(members):
+def test_invalid_status_texts_are_damage(members):
     """Printed values are bounded, and figures are numbers."""
     assert isinstance(decode_status(changed(**members)), Damage)
 
@@ -70,6 +70,6 @@ def test_invalid_status_texts(members):
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"\xff", b"[" * 60_000, b"1" * 5000, b" " * (STATUS_BYTES_MAX + 1)], ids=len
 )
-def test_other_texts_are_damage(text):
-    """No text makes the decoder raise."""
+def test_the_status_decoder_never_raises(text):
+    """It accepts any text."""
     assert isinstance(decode_status(memoryview(text)), Damage)

@@ -1,4 +1,4 @@
-"""Packed segments: the table at the end, every prefix, every flipped bit; and what the ordinary zstd makes of one."""
+"""Packed segments: the table at the end, every prefix, every flipped bit; and how ordinary zstd unpacks one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLE = bytes.fromhex("5e2a4d1819000000" + "5000000064000000" + "3c0000006000000
 
 
 def segment(*payloads: bytes) -> tuple[memoryview, int, SegmentFooter]:
-    """A sealed segment without its empty space, its end, and its footer."""
+    """Return a sealed segment without its empty space, its end, and its footer."""
     header = SegmentHeader(3, 10, 1000, 4 << 20, 5, 6, 7)
     body = encode_header(header) + b"".join(encode_record(one, timestamp=9, ext_id=7) for one in payloads)
     crc = 0
@@ -44,7 +44,7 @@ def opened(data: bytes) -> PackedSegment:
     return PackedSegment("x.zst", len(data), lambda start, length: data[start : start + length])
 
 
-def test_recorded_table():
+def test_a_recorded_table_round_trips():
     """The seekable format of zstd, byte by byte."""
     assert encode_seek_table([(80, 100), (60, 96)]) == TABLE
     frames = (PackedFrame(0, 80, 0, 100), PackedFrame(80, 60, 100, 96))
@@ -53,7 +53,7 @@ def test_recorded_table():
     assert seek_table_bytes(memoryview(TABLE)) == Frame(len(TABLE), 9)
 
 
-def test_every_end_and_every_flipped_bit_of_a_table():
+def test_truncated_and_flipped_tables_are_detected():
     """A partial table needs more bytes; a flipped bit is damage, or gives sizes that contradict the file."""
     size = 140 + len(TABLE)
     for start in range(1, len(TABLE)):
@@ -70,8 +70,8 @@ def test_every_end_and_every_flipped_bit_of_a_table():
 
 
 @pytest.mark.parametrize("sizes", [(1,), (5, 100, 3), (FRAME_BYTES - 88,), (FRAME_BYTES, 7, 3 * FRAME_BYTES + 1)])
-def test_a_segment_comes_back(sizes):
-    """Whole, and any piece of it; any zstd unpacks it."""
+def test_a_packed_segment_round_trips(sizes):
+    """Completely, and any part of it; any zstd unpacks it."""
     view, end, footer = segment(*(bytes([65 + number]) * size for number, size in enumerate(sizes)))
     data = b"".join(pack(view, end, footer, level=3))
     found = opened(data)
@@ -84,9 +84,10 @@ def test_a_segment_comes_back(sizes):
     assert plain == whole + encode_footer(footer)
 
 
-def test_damage_is_never_taken_for_a_segment():
-    """Any flipped bit, any length: refused when it is opened or unpacked; by its records, but for what those do not
-    vouch for: their times and cohorts. For these there is the checksum of the whole.
+def test_damage_is_never_accepted_as_a_segment():
+    """
+    Any flipped bit and any length is refused by open, unpack or the checksums of records. Times and cohorts have no
+    checksum in their records; the checksum of the complete segment covers them.
     """
     view, end, footer = segment(*(b"%d" % number * 30 for number in range(20)))
     data = b"".join(pack(view, end, footer, level=3))
@@ -108,8 +109,8 @@ def test_damage_is_never_taken_for_a_segment():
         assert found.checksum() != crc64_nvme(data)
 
 
-def test_names():
-    """Only names that the code makes are parsed."""
+def test_foreign_names_are_not_parsed():
+    """Only names that the code builds are parsed."""
     assert parse_warm_name(warm_name(1, 2, 3)) == (1, 2, 3)
     assert parse_object_key("prefix/" + object_key(2**64 - 1, 2, 3)) == (2**64 - 1, 2, 3)
     for wrong in ("", "1_2_3.zst", "segment-2-3.zst", warm_name(1, 2, 3) + ".tmp"):

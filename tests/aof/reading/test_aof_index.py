@@ -28,7 +28,7 @@ INDEX = SparseIndex(7, 4096, 70_000, (IndexMark(0, 64, 100), IndexMark(12, 65_00
 
 
 class Filled:
-    """A log of two sealed segments of a few marks each, and a tail; every second record has a time of its own."""
+    """A log of two sealed segments of a few marks each, and a tail; every second record has its own time."""
 
     def __init__(self, fs=None, **settings) -> None:
         self.fs = fs or CrashFileSystem()
@@ -45,7 +45,7 @@ class Filled:
             self.records.append(self.log.read_record(record_id))
 
     def check(self, log=None) -> None:
-        """Check that every time and every number lead to the right record."""
+        """Check that every time and every number finds the right record."""
         log = log or self.log
         times = [record.timestamp for record in self.records]
         for moment in {one + step for one in times for step in (-1, 0, 1)}:
@@ -58,8 +58,8 @@ class Filled:
         assert log.find_record_number(len(times)) is None
 
 
-def test_a_search_finds_what_a_walk_finds():
-    """By time and by number; the first one leaves an index of each sealed segment, which is used from then on."""
+def test_a_search_finds_the_same_record_as_a_scan():
+    """By time and by number; the first search stores an index of each sealed segment, which later ones use."""
     filled = Filled()
     assert not filled.fs.exists(INDEXES)
     filled.check()
@@ -76,8 +76,8 @@ def test_a_search_finds_what_a_walk_finds():
         filled.check(manager.log("orders"))
 
 
-def test_without_indexes():
-    """The same results without files; existing index files are removed."""
+def test_a_log_without_indexes_finds_the_same_records():
+    """No index is written, and existing index files are removed."""
     filled = Filled()
     filled.check()
     filled.manager.close()
@@ -86,8 +86,8 @@ def test_without_indexes():
     assert filled.fs.list_dir(INDEXES) == []
 
 
-def test_a_reader_begins_at_a_time():
-    """The reader begins at the end of the log when all records are older."""
+def test_a_reader_starts_at_a_time():
+    """It starts at the end of the log when all records are older."""
     filled = Filled()
     found = filled.records[50]
     reader = filled.log.open_reader(timestamp=found.timestamp)
@@ -96,8 +96,8 @@ def test_a_reader_begins_at_a_time():
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "other"])
-def test_an_index_that_is_not_sound_is_made_again(harm):
-    """It is never believed; nor is the sound one of another segment."""
+def test_an_invalid_index_is_rebuilt(harm):
+    """It is never used; neither is the valid index of another segment."""
     filled = Filled()
     filled.check()
     filled.manager.close()
@@ -124,8 +124,8 @@ def test_a_search_works_without_a_writable_index():
     assert observer.total("aof_index_failed_total") == 2
 
 
-def test_cold_segments_are_found_without_their_files():
-    """The index is made before a segment is packed; from beside the log no more is unpacked than is looked at."""
+def test_cold_segments_are_searched_without_their_files():
+    """The index is built before a segment is packed; another process unpacks no more than it reads."""
     filled = Filled(tiers=TierConfig(tier0_max_bytes=0))
     filled.manager.maintain()
     assert filled.log.tiers.snapshot().residency[0] == "staged_for_tier0"
@@ -138,8 +138,8 @@ def test_cold_segments_are_found_without_their_files():
     assert len(beside.marks(1)) >= 2
 
 
-def test_an_index_goes_with_its_segment():
-    """Also one that a crash had brought back."""
+def test_an_index_is_removed_with_its_segment():
+    """Also an index that a crash had restored."""
     filled = Filled(retention=Retention("size", max_total_bytes=1 << 18, action="expire"))
     filled.manager.maintain()
     assert filled.log.find_record(0) is not None
@@ -155,7 +155,7 @@ def test_an_index_goes_with_its_segment():
 # ── bytes ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_golden_index():
+def test_the_index_has_golden_bytes():
     """Other programs may rely on these bytes."""
     data = encode_index(INDEX)
     fields = "58464f4101001000070000000200000000100000000000007011010000000000"
@@ -165,7 +165,7 @@ def test_golden_index():
 
 
 def test_a_damaged_index_is_never_used():
-    """Cut at every byte, with every byte flipped, with bytes after it."""
+    """Truncated at every byte, with every byte flipped, with trailing bytes."""
     data = encode_index(INDEX)
     assert decode_index(memoryview(data)) == Frame(INDEX, len(data))
     for end in range(len(data)):
@@ -188,14 +188,14 @@ def test_a_damaged_index_is_never_used():
         (IndexMark(0, 70_000, 5),),
     ],
 )
-def test_unlawful_entries_are_damage(marks):
+def test_invalid_entries_are_damage(marks):
     """Out of order, or outside the segment."""
     data = encode_index(SparseIndex(7, 4096, 70_000, marks))
     assert isinstance(decode_index(memoryview(data)), Damage)
 
 
-def test_where_to_begin():
-    """A search begins at the last mark that is older or not above the number, otherwise at the first record."""
+def test_a_search_starts_at_the_last_mark_before_it():
+    """The last mark that is older or not above the number, otherwise the first record."""
     marks = (IndexMark(0, 64, 100), IndexMark(12, 65_000, 100), IndexMark(20, 140_000, 300))
     assert before_time(marks, 100) == (HEADER_BYTES, 64)
     assert before_time(marks, 101) == (65_000, 140_000)

@@ -1,4 +1,4 @@
-"""A listing that is made while segments are made: what it shows has no hole."""
+"""A listing that is made while segments are created has no hole."""
 
 import pytest
 from aof_as_log import ROOT, AofAsLog, open_manager
@@ -12,7 +12,7 @@ from quiver.testing.crashfs import CrashFileSystem
 
 
 class Late:
-    """Files whose first listing misses one name, as a directory that changes meanwhile may."""
+    """Files whose first listing misses one name, as in a directory that changes meanwhile."""
 
     def __init__(self, fs, missed):
         self._fs = fs
@@ -26,8 +26,8 @@ class Late:
         return [name for name in self._fs.list_dir(path) if name != missed]
 
 
-def test_nothing_below_the_last_segment_is_missing():
-    """A reader that continues after the last listed segment has seen all segments before it."""
+def test_a_listing_has_no_hole_below_its_last_segment():
+    """A reader that continues after the last listed segment has read all segments before it."""
     fs = CrashFileSystem()
     log = AofAsLog(fs, rolls=True)
     for number in range(6):
@@ -41,7 +41,7 @@ def test_nothing_below_the_last_segment_is_missing():
 
 
 class Between:
-    """Files whose writer does something between a reader's looks at pointer and durability snapshot."""
+    """Files whose writer acts between a reader's access to the pointer and to the durability snapshot."""
 
     def __init__(self, fs, action):
         self._fs = fs
@@ -60,8 +60,8 @@ class Between:
 
 
 @pytest.mark.parametrize("how", ["segments", "piece"])
-def test_a_segment_that_is_sealed_meanwhile_is_durable(how):
-    """It moves from the snapshot to the pointer: a reader that sees it in neither would consider its records lost."""
+def test_a_segment_sealed_during_the_read_is_durable(how):
+    """It moves from the snapshot to the pointer: a reader that finds it in neither would consider its records lost."""
     fs = CrashFileSystem()
     clock = ManualClock()
     with open_manager(fs, clock=clock) as manager:

@@ -1,4 +1,4 @@
-"""The manifest log: it has the same state after a restart, regardless of crashes and flipped bits."""
+"""The manifest log has the same state after a restart, despite crashes and flipped bits."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def work(log: ManifestLog, number: int) -> TierState:
     return TierState(dict(log.state.entries), dict(log.state.deletes))
 
 
-def test_rows_come_back():
-    """With and without an object; anything else in their place is damage, never an exception."""
+def test_rows_round_trip():
+    """With and without an object; any other row is damage, never an exception."""
     rows = (entry_of(1), entry_of(2, remote=RemoteCopy("k", None, 5, 6)), entry_of(3, residency="needs_recovery"))
     text = encode_entries(rows)
     assert decode_entries(text) == Frame(rows, len(text))
@@ -62,8 +62,8 @@ def test_rows_come_back():
         assert not isinstance(decode_entries(wrong), Frame)
 
 
-def test_every_member_of_a_row_is_on_its_page():
-    """And no other."""
+def test_the_page_lists_the_members_of_a_row():
+    """It lists every member and no other."""
     (row,) = json.loads(encode_entries([entry_of(1)]))
     page = (Path(__file__).parents[3] / "docs" / "formats" / "aof-manifest.md").read_text(encoding="utf-8")
     lines = page.partition("| member | meaning |")[2].partition("\n\n")[0].splitlines()
@@ -71,8 +71,8 @@ def test_every_member_of_a_row_is_on_its_page():
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 2_000, 256 * 1024])
-def test_it_continues_after_a_restart(chunk_bytes):
-    """Every state is read again after each write; with repeated rotation the log stays small."""
+def test_the_manifest_continues_after_a_restart(chunk_bytes):
+    """Every state is read again after each write; repeated rotation keeps the log small."""
     fs = disk()
     state = TierState()
     for number in range(40):
@@ -87,8 +87,8 @@ def test_it_continues_after_a_restart(chunk_bytes):
     assert sum(fs.stat(f"{FOLDER}/{name}").size_bytes for name in fs.list_dir(FOLDER)) < 120_000
 
 
-def test_growth_is_bounded():
-    """Ten thousand events about one segment leave no more than a few chunks of them."""
+def test_the_growth_of_the_manifest_is_bounded():
+    """Ten thousand events of one segment leave only a few chunks."""
     fs = disk()
     log = open_log(fs, chunk_bytes=4_000)
     for _ in range(2_000):
@@ -99,7 +99,7 @@ def test_growth_is_bounded():
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 1_500, 256 * 1024])
-def test_a_crash_at_any_step(chunk_bytes):
+def test_a_crash_at_any_step_keeps_completed_writes(chunk_bytes):
     """A write that returned is complete; one that did not is complete or absent."""
     fs = disk()
     log = open_log(fs, chunk_bytes=chunk_bytes)
@@ -116,7 +116,7 @@ def test_a_crash_at_any_step(chunk_bytes):
     for done, label, disks in moments:
         for one in disks:
             again = open_log(one, chunk_bytes=chunk_bytes)
-            # A turn makes up to three writes, so what is between two states may hold too.
+            # A turn makes up to three writes, so the state between two states is valid, too.
             known = set(again.state.entries)
             least, most = set(states[done - 1].entries), set(states[min(done, len(states) - 1)].entries)
             assert (least & most) <= known, label
@@ -128,7 +128,7 @@ def test_a_crash_at_any_step(chunk_bytes):
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "sync", "create", "rename", "sync_dir", "remove"])
-def test_a_write_that_fails_does_not_count(operation):
+def test_a_failed_write_has_no_effect(operation):
     """The caller gets the error, and the next write continues after the last committed one."""
     for nth in range(1, 5):
         inner = disk()
@@ -150,7 +150,7 @@ def test_a_write_that_fails_does_not_count(operation):
         assert set(replay_manifest(inner.clone_after_crash(0), ROOT, STREAM).state.entries) == known | {9}
 
 
-def test_a_torn_end_is_cut():
+def test_a_torn_end_is_truncated():
     """Uncommitted bytes are removed when the log is opened, and the next write follows the committed ones."""
     fs = disk()
     log = open_log(fs)
@@ -196,8 +196,8 @@ def test_damage_preserves_complete_records():
         again.close()
 
 
-def test_a_full_disk_needs_no_room_for_a_new_chunk():
-    """An append that has no room leaves the chunk as it was, and one that is due for rotation grows instead."""
+def test_an_append_on_a_full_disk_needs_no_new_chunk():
+    """An append without space leaves the chunk unchanged, and one that is due for rotation grows the chunk instead."""
     inner = disk()
     fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".mlog")
     fs.short_write = 7

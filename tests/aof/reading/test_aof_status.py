@@ -1,4 +1,4 @@
-"""The status that a writer publishes: its owner, its age, and that it never does harm."""
+"""The status that a writer publishes: its owner and its age; publishing it never breaks the log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dumped(root) -> dict:
     return json.loads(done.output.splitlines()[-1])["logs"][0]["writer"] | {"text": " ".join(done.output.split())}
 
 
-def test_a_dump_shows_the_counts_of_a_live_writer(tmp_path):
+def test_dump_shows_the_counts_of_a_live_writer(tmp_path):
     """Blocked appends, flushes and queues, as the writer published them, with age and owner."""
     with AofManager.open(str(tmp_path)) as manager:
         log = manager.log("orders")
@@ -57,8 +57,8 @@ def test_a_dump_shows_the_counts_of_a_live_writer(tmp_path):
     assert "sound" in CliRunner().invoke(build_app(), ["aof", "verify", str(tmp_path)]).output
 
 
-def test_a_writer_that_died_is_called_dead(tmp_path):
-    """Its last words are shown, and that they are old. One who opens the log next begins with none."""
+def test_the_status_of_a_dead_writer_is_shown_as_dead(tmp_path):
+    """Its last status is shown with its age. The next writer starts without a status."""
     with AofManager.open(str(tmp_path)) as manager:
         manager.log("orders").append_record(b"x")
         manager.log("orders")._context.run_status()
@@ -83,8 +83,8 @@ def test_a_writer_that_died_is_called_dead(tmp_path):
     [b"", b"\0" * 1000, b"{}", b"[" * 60_000, b"9" * 5000, b"x" * (STATUS_BYTES_MAX + 1)],
     ids=["empty", "zeros", "another object", "deep", "digits", "too large"],
 )
-def test_a_damaged_status_is_ignored_with_a_word(tmp_path, data):
-    """Nothing rests on it: no command fails, and the log is sound."""
+def test_a_damaged_status_is_ignored_with_a_message(tmp_path, data):
+    """No data depends on it: no command fails, and the log is valid."""
     with AofManager.open(str(tmp_path), background=False) as manager:
         manager.log("orders").append_record(b"x")
     (tmp_path / "orders" / "aof.status").write_bytes(data)
@@ -97,7 +97,7 @@ def test_a_damaged_status_is_ignored_with_a_word(tmp_path, data):
     assert not AOF_FILES.describe("aof.status", memoryview(data)).sound
 
 
-def test_a_directory_in_its_place_is_ignored(tmp_path):
+def test_a_directory_instead_of_the_status_is_ignored(tmp_path):
     """Readers ignore it, and the writer continues without publishing."""
     with AofManager.open(str(tmp_path)) as manager:
         (tmp_path / "orders" / "aof.status" / "kept").mkdir(parents=True)
@@ -121,8 +121,8 @@ class StatusFails(FaultFileSystem):
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "rename", "remove", "read_all"])
-def test_a_failed_status_write_does_no_harm(operation):
-    """Appends, flushes and closing work; the status is published when the disk works again."""
+def test_a_failed_status_write_does_not_affect_the_log(operation):
+    """Append, flush and close work; the status is published when the disk works again."""
     clock = ManualClock(waits="hold")
     fs = StatusFails(CrashFileSystem())
     fs.operation = operation
@@ -143,8 +143,8 @@ def test_a_failed_status_write_does_no_harm(operation):
         assert status.figures["records"] == 1
 
 
-def test_it_is_written_when_there_is_something_new():
-    """Time alone is nothing new; a refusal is."""
+def test_the_status_is_written_when_it_changed():
+    """Passed time alone is not a change; a refusal is."""
     clock = ManualClock(waits="hold")
     fs = CrashFileSystem()
     config = tiny(flush=FlushConfig(flush_interval_ms=0, max_unflushed_bytes=1000))
@@ -175,8 +175,8 @@ def test_a_log_without_threads_publishes_no_status():
     assert not fs.exists(PATH)
 
 
-def test_crashes_while_it_is_replaced():
-    """Leftovers of a crash, including a partial temporary file, are removed when the log is opened."""
+def test_a_crash_during_the_replacement_leaves_no_files():
+    """Leftovers, including a partial temporary file, are removed when the log is opened."""
     fs = CrashFileSystem()
     disks: list[CrashFileSystem] = []
     with AofManager.open(ROOT, tiny(), fs=fs, clock=ManualClock(waits="hold")) as manager:

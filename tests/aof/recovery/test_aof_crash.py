@@ -1,7 +1,4 @@
-"""
-Crashes at every step of what the contract does not know: batches, reservations, retention, full disks, several
-logs.
-"""
+"""Crashes at every step of operations outside the contract: batches, reservations, retention, full disks, many logs."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ SEEDS = (0, 1, 2, 3)
 
 
 def archived(fs: CrashFileSystem, name: str = "orders") -> list[bytes]:
-    """The records of the archive, oldest segment first."""
+    """Return the records of the archive, oldest segment first."""
     folder = f"{ROOT}/{name}/archive"
     found = []
     for one in sorted(filter(parse_archive_name, fs.list_dir(folder))):
@@ -81,8 +78,8 @@ class Run:
     ],
     ids=["keep_all", "archive by size", "expire by time"],
 )
-def test_a_crash_at_any_step(retention):
-    """Durable records are in the log, or before it in the archive; expired ones are a prefix; the log continues."""
+def test_a_crash_at_any_step_keeps_durable_records(retention):
+    """Durable records are in the log, or in the archive before it; expired ones are a prefix; the log continues."""
     run = Run(tiny(retention=retention))
     run.work()
     assert len(run.moments) > 60
@@ -107,8 +104,8 @@ def test_a_crash_at_any_step(retention):
                 assert payloads(manager.log("orders")) == [*found, b"more"], (label, index)
 
 
-def test_logs_do_not_touch_each_other():
-    """A crash while one log seals leaves the other as it was."""
+def test_a_crash_in_one_log_does_not_affect_another():
+    """The crash happens while one log seals; the other log is unchanged."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         quiet, busy = manager.log("quiet"), manager.log("busy")
@@ -129,7 +126,7 @@ def test_logs_do_not_touch_each_other():
 @pytest.mark.parametrize("operation", ["rename", "sync_dir", "remove", "create", "pwrite", "sync"])
 @pytest.mark.parametrize("action", ["archive", "expire"])
 def test_failed_retention_is_retried(operation, action):
-    """For every failing call: no record is lost, and expired segments leave in the end."""
+    """For every failing call, no record is lost, and expired segments are removed in the end."""
     retention = Retention("size", max_total_bytes=16 * 1024, action=action)
     for nth in range(1, 5):
         disk = CrashFileSystem()

@@ -1,7 +1,4 @@
-"""
-Damage to the segment that takes records, before the end of what was durable: what is intact is read, the rest is
-reported once, and no id is given out twice.
-"""
+"""Damage to the active segment, before its durable end: intact records are read, and lost ones are reported once."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ RECORD_BYTES = HEAD + 50
 
 
 def closed(*, sealed: int = 1) -> tuple[CrashFileSystem, dict[int, bytes]]:
-    """A log that was closed: segments of three records that are sealed, and one of six that takes records."""
+    """A closed log with sealed segments of three records, and an active segment of six."""
     fs, written = CrashFileSystem(), {}
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -82,7 +79,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize(("changes", "lost"), DAMAGE.values(), ids=DAMAGE)
 def test_intact_records_after_damage_are_read(changes, lost):
-    """The segment was cut at the first damaged record: later records were lost, and their ids were used again."""
+    """The segment was truncated at the first damaged record: later records were lost, and their ids were reused."""
     fs, written = closed()
     path, _ = tail_of(fs)
     ids = sorted(written)[3:]
@@ -109,7 +106,7 @@ def test_intact_records_after_damage_are_read(changes, lost):
 
 @pytest.mark.parametrize("number", range(6))
 def test_records_after_the_durable_end_are_kept_too(number):
-    """A killed process loses no written record, regardless of other damage; a torn record is cut."""
+    """A killed process loses no written record, regardless of other damage; a torn record is truncated."""
     fs, _ = closed()
     path, end = tail_of(fs)
     new = [b"written", b"not synced"]
@@ -125,8 +122,8 @@ def test_records_after_the_durable_end_are_kept_too(number):
 
 
 @pytest.mark.parametrize("left", [HEADER_BYTES + 2 * RECORD_BYTES + 10, HEADER_BYTES + 3 * RECORD_BYTES, 70])
-def test_a_truncated_file_keeps_its_place(left):
-    """The ids of lost records are not used again, and readers report the loss."""
+def test_a_truncated_file_keeps_its_ids(left):
+    """The ids of lost records are not reused, and readers report the loss."""
     fs, written = closed()
     cut(fs, tail_of(fs)[0], left)
     whole = 3 + max(0, left - HEADER_BYTES) // RECORD_BYTES
@@ -161,8 +158,8 @@ def test_a_damaged_header_of_the_open_segment_is_rebuilt(at, sealed):
 
 
 @pytest.mark.parametrize("how", ["removed", "empty", "zeros"])
-def test_a_missing_open_segment_is_reported(how):
-    """Its ids are not used again: a follower in the middle of it would mistake other records for its own."""
+def test_a_missing_active_segment_is_reported(how):
+    """Its ids are not reused: a follower in the middle of it would mistake other records for its own."""
     fs, written = closed()
     path, _ = tail_of(fs)
     if how == "removed":
@@ -196,8 +193,8 @@ def test_other_processes_read_the_open_segment_with_a_damaged_pointer():
         assert drained(beside(fs, durable_only=durable_only)) == (written, 0)
 
 
-def test_the_lost_range_of_a_segment_of_which_nothing_is_known_has_all_of_it():
-    """It was empty: from its beginning to its beginning."""
+def test_the_lost_range_of_an_unknown_segment_covers_all_of_it():
+    """It was empty: its end was its start."""
     fs, written = closed()
     cut(fs, tail_of(fs)[0], 0)
     reader = beside(fs, on_lost="skip")

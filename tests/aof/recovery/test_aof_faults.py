@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("ext_id", [-1, 1 << 64, "7"])
 def test_a_failed_append_leaves_nothing_for_recovery(ext_id: Any) -> None:
     """
-    1. A payload with the image of a record is stored, and its head is refused. 2. A shorter record takes its place and
-    ends where the image begins. 3. After a kill, recovery would find a record that was never appended.
+    1. A payload with the image of a record is stored, and its head is refused. 2. A shorter record replaces it and ends
+    where the image begins. 3. After a kill, recovery would find a record that was never appended.
     """
     disk = CrashFileSystem()
     image = encode_record(b"nobody wrote this", timestamp=1)
@@ -83,8 +83,8 @@ def test_an_empty_reservation_is_refused(size: Any) -> None:
         assert payloads(log) == [b"x"]
 
 
-def test_a_reservation_that_outlives_its_log_touches_nothing_of_the_next_one(tmp_path):
-    """The log was closed and opened again under it: cancelling late must not zero what was appended since."""
+def test_a_reservation_that_outlives_its_log_does_not_change_the_next_one(tmp_path):
+    """The log was closed and reopened meanwhile: a late cancel must not zero later records."""
     with AofManager.open(str(tmp_path), tiny(), background=False) as manager:
         log = manager.log("orders")
         log.append_record(b"one")
@@ -100,7 +100,7 @@ def test_a_reservation_that_outlives_its_log_touches_nothing_of_the_next_one(tmp
 
 
 def test_a_closed_event_loop_does_not_stop_the_log():
-    """A program closed its loop while an append waited; the log's threads still signal it."""
+    """A program closed its loop during a waiting append; the threads of the log still signal that loop."""
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders")
         room = log.append_reserve(10)
@@ -116,7 +116,7 @@ def test_a_closed_event_loop_does_not_stop_the_log():
 
 
 class _Held(ManualClock):
-    """Holds one thread in its wait until the event is set."""
+    """Blocks one thread in its wait until the event is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,8 +162,8 @@ def test_waiters_get_an_error_when_a_log_is_closed_without_a_sync():
     assert "closed" in str(told[0])
 
 
-def test_only_what_is_there_is_durable():
-    """Neither ids of the future, nor those of a log that was closed before it could sync."""
+def test_missing_records_are_not_durable():
+    """Neither future ids, nor those of a log that was closed before it could sync."""
     fs = FaultFileSystem(CrashFileSystem(), error=5, forever=True)
     manager = open_manager(fs, tiny(flush=FlushConfig(flush_interval_ms=0)))
     log = manager.log("orders")
@@ -181,13 +181,13 @@ def test_only_what_is_there_is_durable():
     assert log.is_durable(record_id)
     assert not log.is_durable(later)
     log.flush_until(record_id)
-    with pytest.raises(StoreClosedError):  # not that there is no such record: it may well be there
+    with pytest.raises(StoreClosedError):  # the error must not claim that the record is missing: it may exist
         log.flush_until(later)
 
 
 @pytest.mark.parametrize("size", [200, 4096, 16_300, 16_385, 1 << 20])
-def test_a_damaged_size_in_the_header_of_the_tail_costs_no_record(size):
-    """The header has no checksum. The file was reserved, so its length knows better than a smaller number there."""
+def test_a_damaged_size_in_the_header_of_the_tail_loses_no_record(size):
+    """The header has no checksum. The file was preallocated, so its length overrides a smaller size in the header."""
     disk = CrashFileSystem()
     records = [b"%04d" % number * 100 for number in range(35)]
     with open_manager(disk) as manager:
@@ -211,8 +211,8 @@ def test_a_damaged_size_in_the_header_of_the_tail_costs_no_record(size):
         assert payloads(manager.log("orders")) == [*records, b"more"]
 
 
-def test_ids_of_a_segment_in_quarantine_are_not_given_out_again():
-    """Its header and first record are damaged, so it is moved aside; a person may still ask for it by its ids."""
+def test_ids_of_a_segment_in_quarantine_are_not_reused():
+    """Its header and first record are damaged, so it is moved to the quarantine; users may still have its ids."""
     disk = CrashFileSystem()
     with open_manager(disk) as manager:
         log = manager.log("orders")

@@ -1,4 +1,4 @@
-"""A real process on a real directory, killed at any time: every confirmed record exists."""
+"""A real process on a real directory is killed at any time: every confirmed record exists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quiver.errors import WouldBlockError
 from quiver.objects.directory import DirectoryObjects
 from quiver.primitives.disk.real_files import REAL_FILES
 
-assert pa.Codec.is_available("zstd")  # loaded before any fork: that takes longer than most children live
+assert pa.Codec.is_available("zstd")  # loaded before any fork: the import takes longer than most children live
 
 COUNT = struct.Struct("<Q")
 OPENED = COUNT.size
@@ -43,14 +43,14 @@ def record(number: int) -> bytes:
 
 
 def config_of(directory: str, uploads: bool) -> AofConfig:
-    """With *uploads* every segment becomes an object, by age, too."""
+    """With *uploads*, every segment becomes an object, by age, too."""
     if not uploads:
         return CONFIG
     return replace(CONFIG, tiers=TierConfig(objects=f"{directory}.cold"), max_segment_age_s=0.02)
 
 
 def work(directory: str, told: mmap.mmap, first: int, chance: random.Random, uploads: bool) -> None:
-    """Append until killed; `told` has the number of confirmed records and survives the process."""
+    """Append until killed; `told` counts the confirmed records and survives the process."""
     with AofManager.open(directory, config_of(directory, uploads)) as manager:
         log = manager.log("orders")
         told[OPENED] = 1
@@ -82,7 +82,7 @@ def work(directory: str, told: mmap.mmap, first: int, chance: random.Random, upl
 
 
 def reserved(log: Aof, size: int) -> Reservation:
-    """Return room for *size* bytes: not in every writable segment there is as much, and the next may take a moment."""
+    """Reserve *size* bytes. Not every writable segment has that space, and the next one may take a moment."""
     while True:
         log.wait_for_writable_segment(30)
         try:
@@ -116,7 +116,7 @@ def killed_after(seconds: float, directory: str, first: int, chance: random.Rand
 
 
 def uploaded(directory: str, known: dict[str, tuple[int, int]]) -> int:
-    """How many records from the first on the objects hold; *known* saves looking twice at one."""
+    """Return how many records the objects contain, from the first one on; *known* avoids reading an object twice."""
     cold = DirectoryObjects(REAL_FILES, f"{directory}.cold", clock=SYSTEM_CLOCK)
     for info in cold.list_below(""):
         if info.key not in known and info.key.endswith(".zst"):
@@ -139,7 +139,7 @@ def uploaded(directory: str, known: dict[str, tuple[int, int]]) -> int:
 def test_a_killed_process_keeps_every_confirmed_record(
     tmp_path: Path, request: pytest.FixtureRequest, uploads: bool
 ) -> None:
-    """Also when it dies during recovery: all of them in order, and at most those in progress."""
+    """Also when it dies during recovery: all records are in order, and at most those in progress are added."""
     chance = random.Random(7)
     directory = str(tmp_path / "aof")
     known: dict[str, tuple[int, int]] = {}

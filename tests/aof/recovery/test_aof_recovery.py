@@ -1,6 +1,6 @@
 """
-Opening what crashes, damage and other programs left: nothing that a file holds makes it fail,
-nothing is invented.
+Opening a log after crashes, damage and changes by other programs: no file contents make it fail, and no record is
+invented.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZE = 16 * 1024
 
 
 def written(*records: bytes, close: bool = False) -> CrashFileSystem:
-    """A disk with these records, all durable, as a crash leaves it, or as closing does."""
+    """Return a disk with these records, all durable, as a crash or a close leaves it."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -61,7 +61,7 @@ def make(fs: CrashFileSystem, name: str, data: bytes) -> str:
 
 
 def reopened(fs: CrashFileSystem) -> list[bytes]:
-    """Return the records after recovery; appending works, and two more openings change nothing."""
+    """Return the records after recovery; appending works, and two more opens change nothing."""
     with open_manager(fs) as manager:
         found = payloads(manager.log("orders"))
         manager.log("orders").append_record(b"more")
@@ -85,8 +85,8 @@ def reopened(fs: CrashFileSystem) -> list[bytes]:
     ],
 )
 @pytest.mark.parametrize("records", [[], [b"one", b"two"]])
-def test_no_file_blocks_opening(name, data, records):
-    """With records or alone, newer than they are: the log opens with all records, and appending works."""
+def test_invalid_files_do_not_prevent_opening(name, data, records):
+    """With records or alone, newer than the records: the log opens with all records, and appending works."""
     fs = written(*records)
     make(fs, str(SegmentName(5, 0, 1)), data)
     assert reopened(fs) == records
@@ -95,8 +95,8 @@ def test_no_file_blocks_opening(name, data, records):
         assert manager.log("orders").segment_snapshot()[-1].segment_id in {5, 6} if not records else True
 
 
-def test_foreign_files_stay():
-    """Names that this code would not make are left alone; its own leftovers are removed."""
+def test_foreign_files_are_kept():
+    """Names that this code would not build are kept; its own leftovers are removed."""
     fs = written(b"one")
     make(fs, "notes.seg", b"mine")
     make(fs, spare_name(9), bytes(SIZE))
@@ -107,8 +107,8 @@ def test_foreign_files_stay():
     assert not [name for name in names if name.endswith((".tmp", ".spare"))]
 
 
-def test_a_spare_that_was_written_to_is_a_segment():
-    """Killed between the first record and the rename: the header identifies the segment."""
+def test_a_spare_with_records_becomes_a_segment():
+    """The process was killed between the first record and the rename: the header identifies the segment."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -123,7 +123,7 @@ def test_a_spare_that_was_written_to_is_a_segment():
 @given(st.data())
 @settings(max_examples=150)
 def test_any_damage_to_the_tail_leaves_exactly_the_valid_prefix(data):
-    """Not known to be durable, and cut, zeroed, overwritten or flipped: the whole records before are there alone."""
+    """The tail is not known to be durable, and truncated, zeroed, overwritten or flipped: only the prefix remains."""
     sizes = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=12))
     records = [bytes([65 + index]) * size for index, size in enumerate(sizes)]
     fs = written(*records)
@@ -174,7 +174,7 @@ def test_truncated_records_never_reappear():
 
 
 def test_recovered_records_are_durable_even_after_a_failed_sync():
-    """The kernel considers pages clean that the disk never got: recovery rewrites what it returns."""
+    """The kernel considers pages clean that the disk never received: recovery rewrites the records that it returns."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, forever=True)
     manager = open_manager(fs)
@@ -193,7 +193,7 @@ def test_recovered_records_are_durable_even_after_a_failed_sync():
 
 
 def test_damage_in_the_durable_part_is_kept_and_reported():
-    """It is not a torn tail: the segment is sealed as it is, and its intact records are read."""
+    """It is not a torn tail: the segment is sealed with its damage, and its intact records are read."""
     fs = written(b"a" * 50, b"b" * 50, close=True)
     path, _ = tail_of(fs)
     overwrite(fs, path, b"x", HEADER_BYTES + 30)
@@ -209,7 +209,7 @@ def test_damage_in_the_durable_part_is_kept_and_reported():
     assert observer.counts["aof_recovery_findings_total", (("kind", "damaged"),)] == 1
 
 
-def test_a_torn_tail_is_cut_and_counted():
+def test_a_torn_tail_is_truncated_and_counted():
     """After the durable end, damage is the result of a power loss and is removed."""
     fs = written(b"a" * 50)
     path, end = tail_of(fs)
@@ -222,7 +222,7 @@ def test_a_torn_tail_is_cut_and_counted():
 
 
 def sealed_disk(count: int) -> CrashFileSystem:
-    """*count* sealed segments of one record each."""
+    """Return a disk with *count* sealed segments of one record each."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -247,7 +247,7 @@ IMPOSSIBLE_POINTERS = {
 
 
 def pointed(damage: bytes | None) -> CrashFileSystem:
-    """Three segments, the last one from byte 384 to 480 of the log, beside this pointer."""
+    """Return a disk with three segments, the last from byte 384 to 480 of the log, and this pointer."""
     fs = sealed_disk(3)
     fs.remove(f"{SEGMENTS}/current.sealed")
     if damage is not None:
@@ -286,8 +286,8 @@ def test_a_pointer_with_impossible_numbers_is_ignored(pointer):
     assert check_log_directory(fs, "orders", beside.directory, read_records=True).findings == ()
 
 
-def test_a_pointer_to_a_lost_segment_counts():
-    """Nothing of it is used again: neither its id nor its place in the log, and its watermark stays."""
+def test_a_pointer_to_a_lost_segment_prevents_reuse():
+    """Neither its id nor its position in the log is used again, and its watermark is kept."""
     with open_manager(pointed(encode_pointer(SealedPointer(5, 500, 2000)))) as manager:
         log = manager.log("orders")
         assert log.coordinator_watermark == 500
@@ -295,8 +295,8 @@ def test_a_pointer_to_a_lost_segment_counts():
         assert log.segment_snapshot()[-1].base_offset == 2000 + FOOTER_BYTES
 
 
-def test_a_bad_record_costs_itself_alone_where_the_pointer_is_lost_too():
-    """The footer of the next segment vouches for this one, so it is not cut at the bad record."""
+def test_a_bad_record_with_a_lost_pointer_loses_only_itself():
+    """The footer of the next segment proves that this segment was sealed, so it is not truncated at the bad record."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -310,7 +310,7 @@ def test_a_bad_record_costs_itself_alone_where_the_pointer_is_lost_too():
         assert found == [b"one", b"three", b"one", b"two", b"three"]
 
 
-def test_a_footer_with_more_records_than_the_segment():
+def test_records_counted_by_the_footer_but_damaged_are_reported():
     """The footer was written when the records were durable: readers report those that are damaged now."""
     fs = sealed_disk(1)
     fs.remove(f"{SEGMENTS}/current.sealed")
@@ -325,7 +325,7 @@ def test_a_footer_with_more_records_than_the_segment():
             assert log.append_record(b"more") >> 32 == 1
 
 
-def test_a_sealed_segment_whose_footer_is_lost_is_sealed_again():
+def test_a_sealed_segment_without_its_footer_is_sealed_again():
     """According to the pointer it was sealed; its records have the values of the footer."""
     fs = sealed_disk(2)
     path = segment_files(fs)[-1]
@@ -334,7 +334,7 @@ def test_a_sealed_segment_whose_footer_is_lost_is_sealed_again():
     with open_manager(fs) as manager:
         assert payloads(manager.log("orders")) == [b"record 0", b"record 1"]
     after = fs.read_all(path, size_max=SIZE)
-    assert after[-96:-44] == before[-96:-44]  # all but the time of sealing
+    assert after[-96:-44] == before[-96:-44]  # all but the time of the seal
     assert after[: SIZE - 96] == before[: SIZE - 96]
 
 
@@ -371,7 +371,7 @@ def test_many_unsealed_segments_are_accepted():
         assert log.append_record(b"more") >> 32 == 3
 
 
-def test_ids_are_never_used_twice():
+def test_ids_are_never_reused():
     """Not even when the newest segments are missing, archived or quarantined."""
     fs = sealed_disk(3)
     path = segment_files(fs)[-1]
@@ -386,7 +386,7 @@ def test_ids_are_never_used_twice():
 
 
 class NoRoom(FaultFileSystem):
-    """No block can be reserved while *full*."""
+    """A disk that cannot reserve any block while *full*."""
 
     full = True
 
@@ -398,7 +398,7 @@ class NoRoom(FaultFileSystem):
 
 @pytest.mark.parametrize("spares", [0, 2])
 def test_a_log_opens_on_a_full_disk(spares):
-    """Its records are read, old segments can leave to make room, and then it takes records again."""
+    """Its records are readable, old segments can be removed to free space, and then appends succeed again."""
     disk = CrashFileSystem()
     with open_manager(disk) as manager:
         for number in range(3):
@@ -418,8 +418,8 @@ def test_a_log_opens_on_a_full_disk(spares):
         assert payloads(log)[-1] == b"four"
 
 
-def test_a_full_disk_at_opening_seals_the_tail():
-    """The disk has no space to continue in it; its records exist, and appending works when there is space."""
+def test_a_full_disk_during_open_seals_the_tail():
+    """The disk has no space to continue in it; its records exist, and appends succeed when there is space."""
     disk = written(b"one")
     fs = FaultFileSystem(disk, {"reserve": 1}, error=28)
     with open_manager(fs, tiny(preallocate_segments=0)) as manager:

@@ -1,4 +1,4 @@
-"""Head trimming, and segments that are packed into the archive."""
+"""Trimming the head of a log, and packing segments into the archive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = Retention("size", max_total_bytes=16 * 1024, action="package")
 
 
 def fill(fs, config=None, count=4):
-    """*count* sealed segments of one record, and a record more."""
+    """Write *count* sealed segments of one record, and one more record."""
     with open_manager(fs, config) as manager:
         log = manager.log("orders")
         for number in range(count):
@@ -32,7 +32,7 @@ def fill(fs, config=None, count=4):
 
 
 def packaged(fs) -> list[bytes]:
-    """The records of the packed files in the archive, each verified."""
+    """Return the records of the packed files in the archive, each verified."""
     found = []
     for name in sorted(fs.list_dir(ARCHIVE)):
         if name.endswith(".zst"):
@@ -49,7 +49,7 @@ def packaged(fs) -> list[bytes]:
 
 
 @pytest.mark.parametrize("tiers", [None, TierConfig()], ids=["files", "tiers"])
-def test_segments_before_the_trimmed_id_leave(tiers):
+def test_segments_before_the_trimmed_id_are_removed(tiers):
     """Only complete segments, and never the newest; the id never decreases."""
     fs = CrashFileSystem()
     config = tiny(compaction="head_trim", retention=EXPIRE, tiers=tiers)
@@ -67,7 +67,7 @@ def test_segments_before_the_trimmed_id_leave(tiers):
 
 
 def test_trimmed_segments_are_archived():
-    """By the action of the retention."""
+    """As configured by the action of the retention."""
     fs = CrashFileSystem()
     config = tiny(compaction="head_trim")
     fill(fs, config)
@@ -77,8 +77,8 @@ def test_trimmed_segments_are_archived():
     assert [name[:20] for name in fs.list_dir(ARCHIVE)] == [f"{0:020}", f"{1:020}"]
 
 
-def test_the_hook_is_called_for_cold_segments():
-    """From the oldest on; the first needed segment keeps all later ones, so the log has no holes."""
+def test_the_hook_decides_about_cold_segments():
+    """It is called from the oldest on; the first needed segment keeps all later ones, so the log has no holes."""
     fs = CrashFileSystem()
     config = tiny(compaction="head_trim", retention=EXPIRE)
     fill(fs, config)
@@ -100,8 +100,8 @@ def test_the_hook_is_called_for_cold_segments():
         assert payloads(log) == [b"record 3", b"last"]
 
 
-def test_a_failing_hook_keeps_everything():
-    """It is a program's code: the log continues."""
+def test_a_failing_hook_keeps_every_segment():
+    """The hook is user code: the log continues."""
     fs = CrashFileSystem()
     config = tiny(compaction="head_trim", retention=EXPIRE)
     fill(fs, config)
@@ -114,7 +114,7 @@ def test_a_failing_hook_keeps_everything():
 
 
 def test_without_compaction_nothing_is_trimmed():
-    """Nor is the hook asked; what could never be is refused in words."""
+    """The hook is not called either; invalid settings are refused with a reason."""
     fs = CrashFileSystem()
     fill(fs)
     with AofManager.open(
@@ -166,8 +166,8 @@ def test_failed_packaging_is_retried(operation):
         assert packaged(disk) == [b"record 0", b"record 1", b"record 2"]
 
 
-def test_a_crash_at_any_step_of_packaging():
-    """Segments that left the log are in the archive, and the log continues."""
+def test_a_crash_at_any_step_of_packaging_loses_no_record():
+    """Segments that were removed from the log are in the archive, and the log continues."""
     fs = CrashFileSystem()
     fill(fs)
     disks = []

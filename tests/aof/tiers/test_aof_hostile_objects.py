@@ -1,4 +1,4 @@
-"""Objects of a log that were replaced from outside: only their segments are lost, and only while they exist."""
+"""A foreign process replaces objects of a log: only their segments are lost, and only while they are replaced."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VICTIM = 1
 
 
 def table_of(*sizes):
-    """A change that keeps the frames and replaces the table by one of these sizes."""
+    """Return a change that keeps the frames and replaces the table by one of these sizes."""
 
     def change(own, _):
         found = PackedSegment("x", len(own), lambda start, length: own[start : start + length])
@@ -70,7 +70,7 @@ def many_frames(_own, _other):
 
 
 def large_frame(_own, _other):
-    """Two frames, the first of which is packed into almost all of a tebibyte."""
+    """Return two frames, the first of which is packed into almost all of a tebibyte."""
     rows = SEEK_ENTRY.pack(0xFFFF_FFFF, FRAME_BYTES) + SEEK_ENTRY.pack(96, FOOTER_BYTES)
     rest = rows + SEEK_FOOTER.pack(2, 0, SEEK_MAGIC)
     size = 0xFFFF_FFFF + 96 + SEEK_HEAD.size + len(rest)
@@ -78,8 +78,8 @@ def large_frame(_own, _other):
 
 
 LIES = {
-    "a table that says too much": table_of((PACKED_BYTES_MAX, FRAME_BYTES), (96, FOOTER_BYTES)),
-    "a table that says too little": table_of((10, 100), (10, FOOTER_BYTES)),
+    "a table with too large sizes": table_of((PACKED_BYTES_MAX, FRAME_BYTES), (96, FOOTER_BYTES)),
+    "a table with too small sizes": table_of((10, 100), (10, FOOTER_BYTES)),
     "a table of the largest sizes": table_of(*[(0xFFFF_FFFF, 0xFFFF_FFFF)] * 100),
     "a table of too many frames": many_frames,
     "a table of one huge frame": large_frame,
@@ -102,8 +102,8 @@ def hostile(request):
     return fs, tier, key, stream_id, {**written, lost: b"never uploaded"}, harmless
 
 
-def test_every_other_record_is_read(hostile):
-    """In order and by id, by programs and from beside; and everything, when the object is back."""
+def test_all_other_records_are_read(hostile):
+    """In order and by id, in the program and from another process; the lost ones return with the original object."""
     fs, tier, key, _, written, harmless = hostile
     remain = {one: payload for one, payload in written.items() if harmless or one >> 32 != VICTIM}
     before = objects_in(fs)
@@ -144,8 +144,8 @@ def test_readers_report_a_hostile_object_once(hostile):
     assert got == [one for one in written if harmless or one >> 32 != VICTIM]
 
 
-def test_verify_names_it(hostile):
-    """With its key, as damage; it reads little of what cannot be ours."""
+def test_verify_reports_a_hostile_object(hostile):
+    """With its key, as damage; it reads little of data that is clearly foreign."""
     fs, tier, key, _, _, _ = hostile
     with little_memory():
         report = check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True, objects=tier)
@@ -153,7 +153,7 @@ def test_verify_names_it(hostile):
 
 
 def test_restore_ignores_a_hostile_object(hostile):
-    """All other segments exist; the object's claims are not trusted without its records."""
+    """All other segments exist; without valid records, no value in the object is trusted."""
     fs, tier, key, stream_id, written, _ = hostile
     with little_memory():
         found = restore_log(fs, f"{NEW}/orders", tier, stream_id, clock=ManualClock(), observer=InMemoryObserver())

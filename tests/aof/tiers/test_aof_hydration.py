@@ -59,7 +59,7 @@ def test_a_reader_that_waits_gets_no_error():
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_segment_that_cannot_be_hydrated(number):
+def test_a_failed_hydration_is_raised_and_retried(number):
     """The next read raises the reason; the one after it tries again."""
     fs = FaultFileSystem(CrashFileSystem(), path_part=".seg.tmp", error=number, forever=True)
     manager, log = with_cold_segments(fs)
@@ -95,7 +95,7 @@ def test_damage_is_raised_without_waiting():
 
 @pytest.mark.parametrize(("error", "told"), [(errno.EIO, "failed"), (None, "unavailable")])
 def test_failed_hydrations_are_reported(error, told):
-    """With the documents' event names: queued, and failed or unavailable."""
+    """With the documented event names: queued, and failed or unavailable."""
     events: list[str] = []
 
     class Listener(InMemoryObserver):
@@ -130,8 +130,8 @@ def test_failed_hydrations_are_reported(error, told):
     assert f"aof.tier1_hydration_retry_{told}" in events
 
 
-def test_an_event_loop_is_given_the_reader_when_it_is_ready():
-    """At once where the segment is here, and else when the thread has brought it back."""
+def test_an_async_reader_waits_for_hydration():
+    """It is ready immediately if the segment is local, otherwise when the thread has hydrated it."""
     fs = CrashFileSystem()
     manager, _ = with_cold_segments(fs)
     manager.close()
@@ -147,7 +147,7 @@ def test_an_event_loop_is_given_the_reader_when_it_is_ready():
     assert asyncio.run(read()) == b"1"
 
 
-def test_events_have_the_documents_names(tmp_path):
+def test_events_have_the_documented_names(tmp_path):
     """Successes and failures of each step between tiers."""
 
     class Listener(InMemoryObserver):

@@ -1,4 +1,4 @@
-"""A log made again from its objects: on another disk, or where its manifest was lost."""
+"""A log is restored from its objects: on another disk, or where its manifest was lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOCATION = ObjectLocation.from_url(f"file://{COLD}")
 
 
 def uploading(**changes):
-    """Everything is packed and uploaded, and what may leaves."""
+    """Every segment is packed and uploaded, and evicted when possible."""
     return tiny(compression="zstd", tiers=TierConfig(objects=COLD, tier0_max_bytes=0, warm_max_bytes=0), **changes)
 
 
@@ -41,7 +41,7 @@ def bucket(fs):
 
 
 def uploaded(fs, count=4):
-    """A log whose sealed segments are objects, closed; its number, and what its objects have: id → payload."""
+    """A closed log whose sealed segments are objects; its number, and the records in its objects: id → payload."""
     with open_tiered(fs, uploading()) as manager:
         log = manager.log("orders")
         written = fill(log, count)
@@ -67,8 +67,8 @@ def read(fs, directory=LOG):
     return {record.record_id: bytes(record.payload) for record in reader}
 
 
-def test_another_disk_has_every_record():
-    """Under the same ids, for readers beside it and for programs; it is sound, and its objects are still its own."""
+def test_a_restored_log_has_every_record():
+    """Under the same ids, for programs and other processes; it is valid, and continues to use its objects."""
     fs = disk()
     stream_id, written, _ = uploaded(fs)
     found = restored(fs, stream_id)
@@ -87,8 +87,8 @@ def test_another_disk_has_every_record():
         assert not set(objects_in(fs)) & {one.remote.object_key for one in found.segments[:2]}
 
 
-def test_no_id_comes_again():
-    """Not even of records that were never uploaded; also when it is opened and closed before anything is appended."""
+def test_restored_ids_are_not_reused():
+    """Not even those of records that were never uploaded, or after a close and reopen before the first append."""
     fs = disk()
     stream_id, written, lost = uploaded(fs)
     restored(fs, stream_id)
@@ -113,8 +113,8 @@ def test_no_id_comes_again():
     assert read(fs, "/third/orders")[first] == b"first"
 
 
-def test_a_restore_may_crash_at_any_step():
-    """A crash leaves the complete log or none; leftovers are never a log, and the next call succeeds."""
+def test_a_crash_at_any_step_of_a_restore_leaves_all_or_nothing():
+    """Leftovers are never mistaken for a log, and the next call succeeds."""
     fs = disk()
     stream_id, written, _ = uploaded(fs)
     moments = []
@@ -136,8 +136,8 @@ def test_a_restore_may_crash_at_any_step():
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir"])
-def test_a_disk_that_refuses_leaves_nothing(operation):
-    """Whichever call it is; then it succeeds."""
+def test_a_failing_disk_leaves_no_log(operation):
+    """Whichever call fails; then the restore succeeds."""
     inner = disk()
     stream_id, written, _ = uploaded(inner)
     fs = FaultFileSystem(inner, path_part=".restoring")
@@ -156,7 +156,7 @@ def test_a_disk_that_refuses_leaves_nothing(operation):
 
 @pytest.mark.parametrize("which", [1, -1])
 def test_a_damaged_object_loses_only_its_records(which):
-    """It is reported; every other segment exists, and the log continues after them."""
+    """They are reported; every other segment exists, and the log continues after them."""
     fs = disk()
     stream_id, written, lost = uploaded(fs)
     key = objects_in(fs)[which]
@@ -170,7 +170,7 @@ def test_a_damaged_object_loses_only_its_records(which):
         assert manager.log("orders").append_record(b"on") >> 32 > lost >> 32
 
 
-def test_objects_that_contradict_their_keys():
+def test_objects_that_contradict_their_keys_are_not_restored():
     """Junk, a partial object, another segment, another log's key, and two of one segment: all others are restored."""
     fs = disk()
     stream_id, written, _ = uploaded(fs)
@@ -192,7 +192,7 @@ def test_objects_that_contradict_their_keys():
     assert read(fs) == written
 
 
-def test_a_restore_without_readable_objects():
+def test_a_restore_without_readable_objects_fails():
     """No log is created, and the error is that of its object."""
     fs = disk()
     stream_id, _, _ = uploaded(fs, 1)
@@ -228,8 +228,8 @@ def taken_over(fs, directory, **options):
 
 
 @pytest.mark.parametrize("how", ["lost", "damaged", "older"])
-def test_a_manifest_that_does_not_know_its_objects(how):
-    """Lost, damaged in its middle, or from a backup: all segments are found again, and nothing is appended twice."""
+def test_a_manifest_without_its_objects_is_completed(how):
+    """It is lost, damaged in the middle, or from a backup: all segments are found again, and nothing is added twice."""
     fs = disk()
     stream_id, written, lost = uploaded(fs)
     folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
@@ -259,7 +259,7 @@ def test_a_manifest_that_does_not_know_its_objects(how):
     with open_tiered(fs, uploading(retention=Retention("size", max_total_bytes=1, action="expire"))) as manager:
         manager.log("orders")
         manager.maintain()
-        assert len(objects_in(fs)) == 1  # those of segments that have their file left, too
+        assert len(objects_in(fs)) == 1  # also those of segments that still have their file
 
 
 @pytest.mark.parametrize("left", [0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98])
@@ -293,8 +293,8 @@ def test_a_log_without_segments_must_be_restored():
         taken_over(fs, f"{ROOT}/orders")
 
 
-def test_an_object_store_that_fails():
-    """Nothing is made of half of it."""
+def test_a_failing_object_store_leaves_no_partial_log():
+    """The restore fails completely."""
     for operation in ("list", "get_range"):
         for nth in range(1, 5):
             fs = disk()
@@ -337,7 +337,7 @@ def two_logs(tmp_path):
 
 
 def test_the_command_restores_every_log(two_logs, tmp_path):
-    """Under its number, or under the name that it is given; with what it found in JSON."""
+    """Under its number, or under the given name; JSON output lists what it found."""
     new, place = tmp_path / "new", ("--objects", tmp_path / "cold")
     assert "select one of" in run("restore", new, *place, "--log", "orders", code=2).stderr
     assert not new.exists()
@@ -354,7 +354,7 @@ def test_the_command_restores_every_log(two_logs, tmp_path):
 
 
 def test_the_command_reports_damage(two_logs, tmp_path):
-    """And exits with 1."""
+    """With exit code 1."""
     (path,) = (tmp_path / "cold" / two_logs["orders"]).iterdir()
     path.write_bytes(b"junk")
     result = run("restore", tmp_path / "new", "--objects", tmp_path / "cold", "--stream", two_logs["orders"], code=1)

@@ -18,8 +18,8 @@ from s3_server import S3Server
 pytestmark = pytest.mark.slow
 
 
-def test_a_bucket(tmp_path, s3_server: S3Server):
-    """Four segments: three leave, are read in both ways, and two expire."""
+def test_segments_are_evicted_read_and_expired_in_a_bucket(tmp_path, s3_server: S3Server):
+    """Of four segments three are evicted and read in both ways, and two expire."""
     root = s3_server.url()
     options = s3_server.options()
     where = {"backend": "s3", "root": root, "options": options}
@@ -49,7 +49,7 @@ def test_a_bucket(tmp_path, s3_server: S3Server):
     objects.close()
 
 
-def test_logs_that_are_restored(tmp_path, s3_server: S3Server):
+def test_logs_are_restored_from_a_bucket(tmp_path, s3_server: S3Server):
     """Two logs without their disk; then one of them without its manifest."""
     root = s3_server.url()
     options = [word for key, value in s3_server.options().items() for word in ("--option", f"{key}={value}")]
@@ -79,8 +79,8 @@ def test_logs_that_are_restored(tmp_path, s3_server: S3Server):
     assert [bytes(one.payload) for one in Reader(orders, 0)] == written
 
 
-def test_a_lost_and_a_damaged_object(tmp_path, s3_server: S3Server):
-    """One costs its segment, the other its bad records; everything else is read, in the log and beside it."""
+def test_missing_and_damaged_objects_lose_only_their_records(tmp_path, s3_server: S3Server):
+    """One loses its segment, the other its bad records; all others are read, in the log and in another process."""
     where = {"backend": "s3", "root": s3_server.url(), "options": s3_server.options()}
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=where))
     path = str(tmp_path / "aof")

@@ -1,7 +1,4 @@
-"""
-Steps between tiers that a crash, an outage or a full disk cuts in two, where the next step is not the same one
-again.
-"""
+"""A crash, an outage or a full disk interrupts a step between tiers, and the next step is not the same one."""
 
 from __future__ import annotations
 
@@ -53,8 +50,8 @@ def test_a_segment_that_a_crash_kept_keeps_its_object():
     assert kept == {6, 9, 12}
 
 
-def test_a_full_disk_keeps_no_half_packed_file():
-    """It would hold the last room there is."""
+def test_a_full_disk_keeps_no_partial_packed_file():
+    """It would use the last space."""
     inner = disk()
     fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".tmp", forever=True)
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
@@ -71,7 +68,7 @@ def test_a_full_disk_keeps_no_half_packed_file():
 
 
 class MovedOnLook:
-    """Files whose writer moves segments when a reader first comes to a file with a name that ends so."""
+    """Files whose writer moves segments when a reader first accesses a file with this suffix."""
 
     def __init__(self, fs, suffix, move):
         self._fs = fs
@@ -118,8 +115,8 @@ def test_a_retired_segment_is_not_damage_for_other_processes(when):
 @pytest.mark.parametrize("read_records", [False, True])
 @pytest.mark.parametrize("away", [0, 2])
 @pytest.mark.parametrize("move", ["evict", "retire"])
-def test_a_log_is_sound_while_its_segments_move(move, away, read_records):
-    """To look at all of a log takes its time: what leaves meanwhile is neither an error nor damage."""
+def test_verify_accepts_a_log_whose_segments_move(move, away, read_records):
+    """Reading a complete log takes time: segments evicted meanwhile are neither an error nor damage."""
     fs = disk()
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
@@ -140,15 +137,15 @@ def test_a_log_is_sound_while_its_segments_move(move, away, read_records):
 
 
 def lose_manifest(fs, log) -> None:
-    """Every chunk of it."""
+    """Remove every chunk of the manifest."""
     folder = f"{ROOT}/orders/manifest/{log.stream_id:020}"
     for name in fs.list_dir(folder):
         fs.remove(f"{folder}/{name}")
 
 
 @pytest.mark.parametrize("turns", [1, 3])
-def test_objects_are_looked_for_later_when_there_were_none_to_ask(turns):
-    """The manifest is lost, and the log is opened without objects first: it does not forget that there may be some."""
+def test_objects_are_searched_for_when_they_become_available(turns):
+    """The manifest is lost, and the log is first opened without objects: it remembers that objects may exist."""
     fs = disk()
     cold = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
     with open_tiered(fs, cold) as manager:
@@ -171,7 +168,7 @@ def test_objects_are_looked_for_later_when_there_were_none_to_ask(turns):
     objects = FaultObjects(DirectoryObjects(fs, COLD, clock=ManualClock()))
     with open_tiered(fs, cold, objects) as manager:
         manager.log("orders")
-        assert objects.calls["list"] == 0  # it has looked, once
+        assert objects.calls["list"] == 0  # it has searched once
 
 
 def test_a_damaged_object_does_not_prevent_opening():
@@ -248,7 +245,7 @@ def test_a_log_continues_after_the_copy_of_its_newest_segment(where, turns):
 
 
 class NoRoomToPack(FaultFileSystem):
-    """A disk that has room for all but packed files."""
+    """A disk that has space for all files except packed ones."""
 
     def create_or_truncate(self, path, **how):
         if ".zst" in path:
@@ -256,8 +253,8 @@ class NoRoomToPack(FaultFileSystem):
         return super().create_or_truncate(path, **how)
 
 
-def test_a_full_disk_gets_room_through_objects():
-    """Segments filled it before they were packed, and a packed file has no room: the object is made from the file."""
+def test_a_full_disk_is_freed_through_objects():
+    """Segments filled it before they were packed, and a packed file does not fit: the segment itself is uploaded."""
     inner = disk()
     fs = NoRoomToPack(inner)
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, objects=COLD, warm_max_bytes=0))
@@ -283,7 +280,7 @@ def test_a_full_disk_gets_room_through_objects():
 
 
 class NoRoomForChunks(FaultFileSystem):
-    """A disk on which, once it is full, a packed file takes the room that a chunk of the manifest needs."""
+    """A full disk on which a packed file uses the space that a chunk of the manifest needs."""
 
     full = False
 
@@ -293,8 +290,8 @@ class NoRoomForChunks(FaultFileSystem):
         return super().create_or_truncate(path, **how)
 
 
-def test_packed_files_make_room_for_the_manifest():
-    """Without the manifest nothing can leave. They are second copies: what they are of has its own file."""
+def test_packed_files_are_removed_for_the_manifest():
+    """Without the manifest no segment can be evicted. Packed files are second copies: their segments have files."""
     inner = disk()
     fs = NoRoomForChunks(inner, error=errno.ENOSPC, path_part=".mlog")
     objects = FaultObjects(DirectoryObjects(inner, COLD, clock=ManualClock()))
@@ -334,8 +331,8 @@ def test_a_segment_is_read_while_the_manifest_has_no_space():
         assert warm_files(inner) == []
 
 
-def test_a_full_disk_keeps_no_chunks_of_the_manifest_that_failed():
-    """Each try has a number of its own: what they left would hold the last room, more with each."""
+def test_a_full_disk_keeps_no_partial_chunks_of_the_manifest():
+    """Each attempt has its own number: the leftovers would use the last space, and grow with each attempt."""
     inner = disk()
     fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".tmp", forever=True)
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:

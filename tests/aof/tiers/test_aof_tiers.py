@@ -1,7 +1,4 @@
-"""
-TierManager: what leaves is read as before, under the same ids; nothing ever loses its only copy; every step may be the
-last.
-"""
+"""Evicted segments are read as before, under the same ids; no segment loses its only copy; any step may crash."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ def disk() -> CrashFileSystem:
 
 
 def tiered(**changes):
-    """Everything leaves that may, at once."""
+    """Everything that can be evicted is evicted immediately."""
     return tiny(tiers=TierConfig(**{"tier0_max_bytes": 0, **changes}))
 
 
@@ -58,7 +55,7 @@ def open_tiered(fs, config, objects=None, clock=None) -> AofManager:
 
 
 def fill(log, count, *, start=0) -> dict[int, bytes]:
-    """*count* sealed segments of three records each; id → payload."""
+    """Write *count* sealed segments of three records each; return id → payload."""
     written = {}
     for number in range(start, start + count):
         records = [b"%d.%d." % (number, part) * (50 + part) for part in range(3)]
@@ -76,7 +73,7 @@ def objects_in(fs) -> list[str]:
 
 
 def damage(fs, path, offset) -> None:
-    """One bit of a file."""
+    """Flip one bit of a file."""
     file = fs.open_write(path)
     (byte,) = file.pread(1, offset)
     file.pwrite(bytes([byte ^ 4]), offset)
@@ -112,8 +109,8 @@ def test_evicted_segments_are_read_as_before(cold):
         assert payloads(log) == [*written.values(), b"on"]
 
 
-def test_looking_for_a_time_brings_nothing_back():
-    """Segments that end before it are passed over where they are."""
+def test_a_search_by_time_hydrates_nothing():
+    """Segments that end before the time are skipped without hydration."""
     fs = disk()
     clock = ManualClock()
     with open_tiered(fs, tiered(), clock=clock) as manager:
@@ -127,8 +124,8 @@ def test_looking_for_a_time_brings_nothing_back():
         assert log.tiers.snapshot().counts.hydrations == 0
 
 
-def test_the_budget_keeps_what_was_read_last():
-    """Three files of sealed segments may stay: the newest, and those that were read."""
+def test_the_budget_keeps_the_most_recently_read_segments():
+    """Three files of sealed segments are kept: the newest, and those that were read."""
     fs = disk()
     with open_tiered(fs, tiered(tier0_max_bytes=3 * SIZE)) as manager:
         log = manager.log("orders")
@@ -155,8 +152,8 @@ def test_a_reader_continues_while_its_segment_is_evicted():
         assert [record.payload for record in found] == list(written.values())
 
 
-def test_by_hand():
-    """`evict` and `hydrate` move one segment; the newest sealed one, and what is not there, are refused."""
+def test_evict_and_hydrate_move_one_segment():
+    """The newest sealed segment and missing ones are refused."""
     fs = disk()
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
@@ -209,7 +206,7 @@ def test_a_segment_that_cannot_move_does_not_block_others():
 
 
 def test_a_missing_warm_file_is_fetched():
-    """NeedsRecovery, a fetch, StagedForTier0, and the record."""
+    """The manifest records NeedsRecovery, a fetch, StagedForTier0, and the result."""
     fs = disk()
     with open_tiered(fs, tiered(objects=COLD)) as manager:
         log = manager.log("orders")
@@ -226,8 +223,8 @@ def test_a_missing_warm_file_is_fetched():
 
 @pytest.mark.parametrize("how", ["damaged", "gone"])
 @pytest.mark.parametrize("where", ["evict", "upload"])
-def test_a_copy_that_rotted_is_made_again_while_the_file_is_there(how, where):
-    """It was compared when it was made, which may be years ago: it is read once more before it is all that is left."""
+def test_a_corrupt_copy_is_replaced_while_the_file_exists(how, where):
+    """It was compared when it was created, possibly years ago: it is read again before it becomes the only copy."""
     fs = disk()
     with open_tiered(fs, tiny(compression="zstd")) as manager:
         written = fill(manager.log("orders"), 3)
@@ -249,8 +246,8 @@ def test_a_copy_that_rotted_is_made_again_while_the_file_is_there(how, where):
         assert payloads(log) == list(written.values())
 
 
-def test_a_rotten_copy_of_a_damaged_file_evicts_nothing():
-    """Neither is what was sealed: both stay, for people."""
+def test_a_corrupt_copy_of_a_damaged_file_evicts_nothing():
+    """Neither equals the sealed segment: both are kept for manual inspection."""
     fs = disk()
     with open_tiered(fs, tiny(compression="zstd")) as manager:
         fill(manager.log("orders"), 3)
@@ -263,8 +260,8 @@ def test_a_rotten_copy_of_a_damaged_file_evicts_nothing():
         assert len(segment_files(fs)) == len(warm_files(fs)) == 3
 
 
-def test_the_manifest_tells_the_history_of_a_segment():
-    """Every step that began, ended or failed; a step that fails again and again is written once."""
+def test_the_manifest_has_the_history_of_a_segment():
+    """Every step that began, ended or failed; a step that fails repeatedly is recorded once."""
     fs = disk()
     objects = FaultObjects(DirectoryObjects(fs, COLD, clock=ManualClock()))
     with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0), objects) as manager:
@@ -307,7 +304,7 @@ def test_the_object_of_an_interrupted_upload_is_deleted_with_its_segment():
         fs.on_step = None
     after = next(one for one in crashed if objects_in(one))
     objects = FaultObjects(DirectoryObjects(after, COLD, clock=ManualClock()))
-    objects.fail_on("put_parts", 1, times=99)  # so that no later upload records it
+    objects.fail_on("put_parts", 1, times=99)  # so that no later upload records the object
     with open_tiered(after, expire, objects) as manager:
         fill(manager.log("orders"), 2, start=2)
         manager.maintain()
@@ -361,7 +358,7 @@ def test_a_damaged_only_copy_is_reported():
 
 
 def test_a_damaged_object_is_never_hydrated():
-    """For any flipped bit the reader gets an error, and nothing of the object reaches the disk."""
+    """For any flipped bit the reader gets an error, and nothing of the object is written to the disk."""
     for offset in (5, 100, -20):
         fs = disk()
         with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0)) as manager:
@@ -373,15 +370,15 @@ def test_a_damaged_object_is_never_hydrated():
             damage(fs, path, offset % fs.stat(path).size_bytes)
             with pytest.raises(CorruptionError):
                 list(log.open_reader())
-            with suppress(CorruptionError):  # what has its checksum is read
+            with suppress(CorruptionError):  # records with a valid checksum are read
                 assert log.read_record(min(written)).payload == written[min(written)]
             assert len(segment_files(fs)) == 1
 
 
 @pytest.mark.parametrize("how", ["damaged", "gone", "short"])
 @pytest.mark.parametrize("where", ["trim", "evict"])
-def test_an_object_that_rotted_is_made_again_while_another_copy_is_there(how, where):
-    """It is read back, all of it, before it is all that is left; what is not what was uploaded is uploaded again."""
+def test_a_corrupt_object_is_replaced_while_another_copy_exists(how, where):
+    """It is read back completely before it becomes the only copy; if it is different, it is uploaded again."""
     fs = disk()
     config = tiny(tiers=TierConfig(objects=COLD), compression="zstd")
     with open_tiered(fs, config) as manager:
@@ -436,8 +433,8 @@ def test_an_object_is_read_back_once():
         assert read == []
 
 
-def test_custom_events():
-    """They are in the manifest log across a restart; invalid ones are refused. The newest age is reported."""
+def test_custom_events_are_recorded_in_the_manifest():
+    """They survive a restart; invalid ones are refused. The age of the newest is reported."""
     fs, clock = disk(), ManualClock()
     with open_tiered(fs, tiered(), clock=clock) as manager:
         tiers = manager.log("orders").tiers
@@ -460,8 +457,8 @@ def test_custom_events():
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_the_oldest_segments_are_deleted_by_hand(cold):
-    """With their copies, and never so that a hole is left; what stays keeps its ids, after opening again, too."""
+def test_the_oldest_segments_are_deleted_on_request(cold):
+    """With their copies, and never with a hole; the remaining records keep their ids, also after reopening."""
     fs = disk()
     config = tiered(objects=COLD, warm_max_bytes=0) if cold else tiered()
     with open_tiered(fs, config) as manager:
@@ -486,7 +483,7 @@ def test_the_oldest_segments_are_deleted_by_hand(cold):
         assert payloads(manager.log("orders")) == list(written.values())[6:]
 
 
-def test_without_room_it_is_read_from_memory():
+def test_without_disk_space_a_segment_is_read_from_memory():
     """A full disk hides no record."""
     inner = disk()
     fs = FaultFileSystem(inner, error=errno.ENOSPC, forever=True)
@@ -500,8 +497,8 @@ def test_without_room_it_is_read_from_memory():
         assert len(segment_files(inner)) == 1
 
 
-def test_a_log_whose_tiers_were_switched_off():
-    """Its segments are still found."""
+def test_segments_are_found_after_tiers_are_switched_off():
+    """The log is opened without tiers."""
     fs = disk()
     with open_tiered(fs, tiered()) as manager:
         written = fill(manager.log("orders"), 3)
@@ -523,8 +520,8 @@ def test_a_log_whose_tiers_were_switched_off():
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_the_manifest_may_be_lost(cold):
-    """Warm files and objects describe themselves: everything is found again, and nothing was deleted."""
+def test_a_lost_manifest_loses_no_segment(cold):
+    """Warm files and objects describe themselves: all are found again, and none was deleted."""
     fs = disk()
     config = tiered(objects=COLD, warm_max_bytes=0) if cold else tiered()
     with open_tiered(fs, config) as manager:
@@ -541,8 +538,8 @@ def test_the_manifest_may_be_lost(cold):
         assert len(objects_in(fs)) == (4 if cold else 0)
 
 
-def test_a_damaged_segment_is_healed_from_its_copy():
-    """Recovery seals what is left of it; the copy that was verified is more."""
+def test_a_damaged_segment_is_restored_from_its_copy():
+    """Recovery seals the rest of it; the verified copy has more."""
     fs = disk()
     with open_tiered(fs, tiny(compression="zstd")) as manager:
         written = fill(manager.log("orders"), 3)
@@ -555,8 +552,8 @@ def test_a_damaged_segment_is_healed_from_its_copy():
 
 @pytest.mark.parametrize("operation", ["put_parts", "head", "delete", "get_range"])
 @pytest.mark.parametrize("how", ["fail", "lose_answer", "truncate", "repeat"])
-def test_an_object_store_that_fails(operation, how):
-    """For every failing call: nothing is lost or left over, and in the end all work is done."""
+def test_a_failing_object_store_loses_nothing(operation, how):
+    """For every failing call, nothing is lost or left over, and in the end all work is done."""
     for nth in range(1, 4):
         fs = disk()
         clock = ManualClock()
@@ -593,8 +590,8 @@ def test_an_object_store_that_fails(operation, how):
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir", "remove"])
-def test_a_disk_that_fails(operation):
-    """For every failing call of a transition: every record exists, and in the end all segments moved."""
+def test_a_failing_disk_loses_nothing(operation):
+    """For every failing call of a transition, every record exists, and in the end all segments moved."""
     for nth in range(1, 8):
         inner = disk()
         fs = FaultFileSystem(inner)
@@ -624,8 +621,8 @@ def test_a_disk_that_fails(operation):
 
 @pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("expires", [False, True])
-def test_a_crash_at_any_step_of_any_transition(cold, expires):
-    """Pack, upload, evict, trim, fetch, hydrate, retire: after a crash at each step the log has what it had."""
+def test_a_crash_at_any_step_of_a_transition_loses_nothing(cold, expires):
+    """Pack, upload, evict, trim, fetch, hydrate, retire: after a crash at each step the log has the same records."""
     fs = disk()
     changes = {"objects": COLD, "warm_max_bytes": 0} if cold else {}
     retention = Retention("size", max_total_bytes=2 * SIZE, action="expire") if expires else Retention()

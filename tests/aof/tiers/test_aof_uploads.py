@@ -1,6 +1,6 @@
 """
 Objects only: every segment is uploaded when it is sealed, by size, by age or for a waiting caller. This needs no disk
-space, and nothing is lost while the store is down.
+space, and nothing is lost while the object store is down.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ WARM = f"{ROOT}/orders/warm"
 UPLOADING = TierConfig(objects=COLD)
 
 
-class Told(InMemoryObserver):
-    """Events by name."""
+class EventRecorder(InMemoryObserver):
+    """Records events by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def opened(fs, config=None, objects=None, clock=None, **more) -> AofManager:
 
 
 def fill(log, count) -> list[bytes]:
-    """*count* sealed segments of two records each."""
+    """Write *count* sealed segments of two records each."""
     written = []
     for number in range(count):
         records = [b"%d.%d." % (number, part) * 100 for part in range(2)]
@@ -72,7 +72,7 @@ def fill(log, count) -> list[bytes]:
 
 
 def test_every_sealed_segment_is_uploaded():
-    """Once, from its own file: no packed file takes room, and every file stays where it was."""
+    """Once, from its own file: no packed file uses space, and every file stays in its place."""
     fs = disk()
     objects = store_of(fs)
     with opened(fs, objects=objects) as manager:
@@ -96,8 +96,8 @@ def test_every_sealed_segment_is_uploaded():
     assert checked.as_dict()["queues"]["upload"] == 0
 
 
-def test_a_log_that_is_given_objects_uploads_what_it_has():
-    """Also what was sealed before."""
+def test_a_log_that_gets_objects_uploads_existing_segments():
+    """Also those that were sealed before."""
     fs = disk()
     with opened(fs, tiny()) as manager:
         written = fill(manager.log("orders"), 3)
@@ -108,14 +108,14 @@ def test_a_log_that_is_given_objects_uploads_what_it_has():
         assert payloads(log) == written
 
 
-def test_a_store_that_is_down_holds_nothing_up():
-    """The lag shows it, the disk holds no more than without objects, and later all is uploaded, the oldest first."""
+def test_a_store_that_is_down_delays_nothing():
+    """The lag shows it, the disk has no more files than without objects, and later all is uploaded, oldest first."""
     fs = disk()
     clock = ManualClock()
     objects = store_of(fs)
     keys: list[str] = []
     objects.on_call = lambda operation, key: keys.append(key) if operation == "put_parts" else None
-    observer = Told()
+    observer = EventRecorder()
     with opened(fs, objects=objects, clock=clock, observer=observer) as manager:
         log = manager.log("orders")
         objects.fail_on("put_parts", 1, times=10_000)
@@ -140,12 +140,12 @@ def test_a_store_that_is_down_holds_nothing_up():
         assert log.tiers.snapshot().upload_lag_seconds == 0
 
 
-def test_closing_finishes_uploads(tmp_path):
-    """A program that ends immediately leaves no sealed segment without an object, unless the store is down."""
+def test_close_finishes_uploads(tmp_path):
+    """A program that ends immediately leaves no sealed segment without an object, unless the object store is down."""
     with AofManager.open(tmp_path / "aof", tiny(tiers=TierConfig(objects=str(tmp_path / "cold")))) as manager:
         written = fill(manager.log("orders"), 7)
     assert len(list((tmp_path / "cold").rglob("*.zst"))) == 7
-    observer, objects = Told(), store_of(disk())
+    observer, objects = EventRecorder(), store_of(disk())
     objects.fail_on("put_parts", 1, times=10_000)
     manager = AofManager.open(
         tmp_path / "aof", tiny(tiers=UPLOADING), objects=lambda: objects, observer=observer, clock=ManualClock()
@@ -158,8 +158,8 @@ def test_closing_finishes_uploads(tmp_path):
 
 
 @pytest.mark.parametrize("power_cut", [False, True])
-def test_a_crash_at_any_step_of_an_upload(power_cut):
-    """Opened again, every record is there, and every sealed segment has its one object."""
+def test_a_crash_at_any_step_of_an_upload_loses_nothing(power_cut):
+    """After reopening every record exists, and every sealed segment has one object."""
     fs = disk()
     moments: list[CrashFileSystem] = []
     clone = (lambda: fs.clone_after_crash(1)) if power_cut else fs.clone_after_kill
@@ -180,8 +180,8 @@ def test_a_crash_at_any_step_of_an_upload(power_cut):
             assert log.tiers.snapshot().upload_queue_depth == 0
 
 
-def test_an_object_is_read_back_before_the_file_goes():
-    """Uploaded at its seal, and damaged since: the file stays, and the object is made again."""
+def test_an_object_is_verified_before_its_file_is_deleted():
+    """It was uploaded at the seal, and is damaged since: the file stays, and the object is uploaded again."""
     fs = disk()
     with opened(fs) as manager:
         log = manager.log("orders")
@@ -227,7 +227,7 @@ def test_a_damaged_segment_is_not_uploaded():
 
 @pytest.mark.parametrize("reopened", [False, True])
 def test_an_idle_log_is_sealed_uploaded_and_expired(reopened):
-    """Without any call. In the end no record is left, and the log continues at its place."""
+    """Without any call. In the end no record is left, and the log continues at its position."""
     fs = disk()
     clock = ManualClock()
     config = tiny(
@@ -258,7 +258,7 @@ def test_an_idle_log_is_sealed_uploaded_and_expired(reopened):
     (left,) = segment_files(fs)
     assert not any(b"x" * 100 in fs.read_all(path, size_max=1 << 20) for path in [left])
     (key,) = objects_in(fs)
-    assert "segment-00000000000000000001-" in key  # it has no records, and says where the log goes on
+    assert "segment-00000000000000000001-" in key  # it has no records; it stores where the log continues
     assert check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True).sound
     manager.close()
     for turn in range(3):
@@ -274,7 +274,7 @@ def test_an_idle_log_is_sealed_uploaded_and_expired(reopened):
     assert len(segment_files(fs)) == 2
 
 
-def test_age_is_not_fooled_by_the_clock():
+def test_a_clock_step_does_not_delay_a_seal_by_age():
     """A wall clock that is set back does not keep a segment open."""
     fs = disk()
     clock = ManualClock()
@@ -288,8 +288,8 @@ def test_age_is_not_fooled_by_the_clock():
         assert [one.state for one in log.segment_snapshot()] == ["sealed"]
 
 
-def test_an_open_reservation_is_not_sealed_away():
-    """The segment is sealed as soon as the record is there."""
+def test_a_segment_with_an_open_reservation_is_not_sealed():
+    """It is sealed as soon as the record is committed."""
     fs = disk()
     clock = ManualClock()
     with opened(fs, tiny(max_segment_age_s=60), clock=clock) as manager:
@@ -307,7 +307,7 @@ def test_an_open_reservation_is_not_sealed_away():
 
 
 def test_an_empty_segment_survives_a_crash_at_any_step():
-    """It is made when the last records expire; ids and counts continue in any case."""
+    """It is created when the last records expire; ids and counts continue in any case."""
     fs = CrashFileSystem()
     clock = ManualClock()
     config = tiny(retention=Retention("time", ttl_s=60, action="expire"))
@@ -336,8 +336,8 @@ def test_an_empty_segment_survives_a_crash_at_any_step():
 # ---- durable in the object store
 
 
-def test_a_record_is_durable_in_the_object_store():
-    """On return its segment is an object; before anything is written, a log without objects refuses."""
+def test_a_durable_append_returns_when_its_segment_is_an_object():
+    """A log without objects refuses the call before it writes anything."""
     fs = disk()
     with opened(fs) as manager:
         log = manager.log("orders")
@@ -368,8 +368,8 @@ def test_a_record_is_durable_in_the_object_store():
     assert fs.list_dir(f"{ROOT}/other/segments") == []
 
 
-def test_a_wait_that_times_out_has_the_reason():
-    """The record is written and its upload continues; the next wait ends with it."""
+def test_the_error_of_a_wait_that_times_out_has_the_reason():
+    """The record is written and its upload continues; the next wait succeeds."""
     fs = disk()
     clock = ManualClock()
     objects = store_of(fs)
@@ -382,13 +382,13 @@ def test_a_wait_that_times_out_has_the_reason():
         for number in range(5):
             with pytest.raises(NotDurableError):
                 log.append_record_with_timeout(b"%d" % number, 30, durable="object")
-        assert len(log.segment_snapshot()) == 2  # while the store is down no segment is sealed for nothing
+        assert len(log.segment_snapshot()) == 2  # while the object store is down, no segment is sealed needlessly
         objects.heal()
         log.wait_until_uploaded(refusal.value.record_id, 60)
         assert len(objects_in(fs)) == 1
 
 
-def test_producers_that_wait_share_uploads(tmp_path):
+def test_waiting_producers_share_uploads(tmp_path):
     """Callers that arrive during an upload share the next segment."""
     config = tiny(tiers=TierConfig(objects=str(tmp_path / "cold")))
     with AofManager.open(tmp_path / "aof", config) as manager:
@@ -409,7 +409,7 @@ def test_producers_that_wait_share_uploads(tmp_path):
     assert not list((tmp_path / "aof" / "orders" / "warm").rglob("*.zst"))
 
 
-def test_closing_ends_waits_for_uploads():
+def test_close_ends_waits_for_uploads():
     """The record is uploaded when the log is opened again."""
     fs = disk()
     objects = store_of(fs)
@@ -439,8 +439,8 @@ def test_closing_ends_waits_for_uploads():
         manager.log("orders").wait_until_uploaded(record_id, 5)
 
 
-def test_a_forced_seal_makes_no_larger_segments():
-    """A segment that was not full is no measure of the rate of the log: its unused space would be lost."""
+def test_a_forced_seal_does_not_enlarge_segments():
+    """A partly filled segment does not measure the rate of the log, and the unused space would be lost."""
     fs = disk()
     config = tiny(segment_target_bytes=64 * 1024, segment_max_bytes=1 << 24, tiers=UPLOADING)
     with opened(fs, config) as manager:
@@ -451,7 +451,7 @@ def test_a_forced_seal_makes_no_larger_segments():
 
 
 class Surprised:
-    """A log whose tiers meet an error that nothing expected."""
+    """A log whose tiers meet an unexpected error."""
 
     name = "orders"
     run_flush = run_maintenance = run_sinks = run_status = None
@@ -468,7 +468,7 @@ class Surprised:
 
 
 def test_uploads_continue_after_an_unexpected_error():
-    """Nothing was uploaded before the next seal, and callers waited for ever."""
+    """Without a retry, nothing was uploaded before the next seal, and callers waited forever."""
     clock, log = ManualClock(), Surprised()
     workers = Workers("aof", clock=clock, observer=InMemoryObserver(), flush_threads=1)
     workers.schedule_tiers(log)

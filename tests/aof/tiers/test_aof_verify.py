@@ -1,4 +1,4 @@
-"""`quiver aof verify`: what was read, what is damaged, and what was not read."""
+"""`quiver aof verify` reports what was read, what is damaged, and what was not read."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_unread_objects_are_not_reported_as_valid():
     assert not check_log_directory(fs, "orders", LOG, read_records=False).findings
 
 
-def test_with_objects_everything_is_read():
-    """Those of segments that have their file as well."""
+def test_verify_with_objects_reads_every_object():
+    """Including those of segments that have their file as well."""
     fs = disk()
     uploaded(fs)
     assert checked(fs, bucket(fs)).sound
@@ -71,8 +71,8 @@ def test_a_missing_object_is_damage_and_an_empty_location_is_an_error():
         checked(fs, DirectoryObjects(fs, "/elsewhere", clock=ManualClock()))
 
 
-def test_an_object_store_that_stops_answering():
-    """Objects that were not reached are listed; those read before and after count."""
+def test_objects_after_an_outage_are_listed_as_unread():
+    """Objects read before and after the outage count."""
     fs = disk()
     uploaded(fs)
     faults = FaultObjects(bucket(fs))
@@ -92,8 +92,8 @@ def test_an_object_store_that_stops_answering():
         lambda data: data * 2,
     ],
 )
-def test_objects_with_other_bytes(change):
-    """Cut short, too long, or other bytes altogether: damage, with the key, and never an exception."""
+def test_objects_with_other_bytes_are_damage(change):
+    """Truncated, too long, or entirely different: they are reported with the key, and never raise."""
     fs = disk()
     uploaded(fs)
     tier = bucket(fs)
@@ -102,7 +102,7 @@ def test_objects_with_other_bytes(change):
     assert found(checked(fs, tier)) == [("damaged", key)]
 
 
-def test_the_exit_code(tmp_path):
+def test_the_exit_code_distinguishes_damaged_and_unread(tmp_path):
     """0: all was read. 3: nothing is damaged, and something was not read. 1: something is damaged."""
     cold = tmp_path / "cold"
     tiers = TierConfig(objects=str(cold), tier0_max_bytes=0, warm_max_bytes=0)
@@ -144,8 +144,8 @@ def test_objects_of_a_lost_manifest_are_reported():
     assert checked(fs, bucket(fs)).sound
 
 
-def test_objects_of_segments_that_were_deleted_are_not_missed():
-    """They are to be deleted, and the object store does not answer: no reader is to find them."""
+def test_objects_of_deleted_segments_are_not_missed():
+    """They are to be deleted, and the object store does not answer: no reader may find them."""
     fs = disk()
     uploaded(fs)
     with open_tiered(fs, tiny(tiers=TierConfig(tier0_max_bytes=0))) as manager:

@@ -19,7 +19,7 @@ from quiver.topics.settings import UploaderSettings
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-class Telling(InMemoryObserver):
+class EventRecorder(InMemoryObserver):
     """Records events."""
 
     def __init__(self):
@@ -104,7 +104,7 @@ def test_a_close_without_new_messages_makes_almost_no_requests():
 def test_an_outage_is_reported_and_loses_no_message():
     """The messages are reported; the directory keeps its topic, and hands it over when it is closed the next time."""
     one = Rig(chosen=settings(keep_minutes=None))
-    one.observer = Telling()
+    one.observer = EventRecorder()
     log = one.open()
     append(log, 4)
     log.flush()

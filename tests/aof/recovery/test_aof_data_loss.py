@@ -1,5 +1,5 @@
 """
-Lost records: retired before they were read, removed manually, or damaged. A reader reports each range once and
+Lost records were retired before they were read, removed manually, or damaged. A reader reports each range once and
 continues after it, or skips the range and records it.
 """
 
@@ -48,7 +48,7 @@ def opened(fs, config=None, observer=None) -> AofManager:
 
 
 def fill(log, count, *, start=0) -> list[bytes]:
-    """*count* sealed segments of three records each; their payloads."""
+    """Write *count* sealed segments of three records each; return their payloads."""
     written = []
     for number in range(start, start + count):
         records = [b"%d.%d." % (number, part) * (50 + part) for part in range(3)]
@@ -59,7 +59,7 @@ def fill(log, count, *, start=0) -> list[bytes]:
 
 
 def all_of(reader) -> tuple[list[bytes], list[DataLossError]]:
-    """Everything that a reader yields, and everything that it raises on the way."""
+    """Return everything that a reader yields, and everything that it raises."""
     found, lost = [], []
     while True:
         try:
@@ -72,7 +72,7 @@ def all_of(reader) -> tuple[list[bytes], list[DataLossError]]:
 
 
 def runs_of(reader) -> tuple[list[bytes], list[DataLossError]]:
-    """The same, read as runs."""
+    """Return the same as `all_of`, read as runs."""
     found, lost = [], []
     while True:
         try:
@@ -99,7 +99,7 @@ EXPIRING = tiny(retention=Retention("size", max_total_bytes=SIZE, action="expire
 
 
 @pytest.mark.parametrize("config", [EXPIRING, tiny(retention=EXPIRING.retention, tiers=TierConfig())])
-def test_a_follower_reports_what_retention_removed(config):
+def test_a_follower_reports_records_removed_by_retention(config):
     """It was inside the first segment; the next record is hundreds of records later."""
     observer = InMemoryObserver()
     with opened(CrashFileSystem(), config, observer) as manager:
@@ -159,8 +159,8 @@ def test_a_reader_reports_a_missing_segment():
         assert observer.total("aof_records_lost_total") == 9
 
 
-def test_a_file_that_goes_while_the_log_is_open_is_reported():
-    """The log knows that it was there."""
+def test_a_file_removed_from_an_open_log_is_reported():
+    """The log remembers that the file existed."""
     fs = CrashFileSystem()
     with opened(fs) as manager:
         log = manager.log("orders")
@@ -172,7 +172,7 @@ def test_a_file_that_goes_while_the_log_is_open_is_reported():
         assert "segment 1 has no file" in str(error)
 
 
-def test_a_record_that_expired_is_unknown():
+def test_the_id_of_an_expired_record_is_unknown():
     """An id in a removed segment is not a valid start: no other record is read instead, unless requested."""
     fs = CrashFileSystem()
     with opened(fs, EXPIRING) as manager:
@@ -205,7 +205,7 @@ def test_a_record_that_expired_is_unknown():
 
 
 def test_nothing_is_lost_after_the_last_record_of_a_removed_segment():
-    """Readers and followers at its end continue with the next segment, whether they read it or began there."""
+    """Readers and followers at its end continue with the next segment, whether they read it or started there."""
     fs = CrashFileSystem()
     with opened(fs, EXPIRING) as manager:
         log = manager.log("orders")
@@ -225,7 +225,7 @@ def test_nothing_is_lost_after_the_last_record_of_a_removed_segment():
 
 
 def test_a_follower_from_the_end_reports_losses_too():
-    """It began at the end of the log, in a segment that did not exist yet, and was never polled."""
+    """It started at the end of the log, in a segment that did not exist yet, and was never polled."""
     fs = CrashFileSystem()
     with opened(fs, EXPIRING) as manager:
         log = manager.log("orders")
@@ -246,7 +246,7 @@ def test_a_follower_from_the_end_reports_losses_too():
 
 
 def heads_of(payload_sizes) -> list[int]:
-    """Where records of these sizes begin."""
+    """Return where records of these sizes begin."""
     found, at = [], HEADER_BYTES
     for size in payload_sizes:
         found.append(at)
@@ -266,7 +266,7 @@ WRONG_LENGTHS = {
 @pytest.mark.parametrize("length", WRONG_LENGTHS.values(), ids=WRONG_LENGTHS)
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_bad_length_loses_one_record(which, length, indexed):
-    """The next record is found by time and checksum; an index helps but is not needed."""
+    """The next record is found by time and checksum; an index helps but is not necessary."""
     fs = CrashFileSystem()
     records = [bytes([65 + number]) * (100 + 50 * number) for number in range(10)]
     with opened(fs, tiny(enable_sparse_index=indexed)) as manager:
@@ -297,8 +297,8 @@ def test_a_bad_length_loses_one_record(which, length, indexed):
             log.read_record(ids[which])
 
 
-def test_a_page_of_zeros_or_junk_costs_the_records_in_it():
-    """Several records in a row, and how many they were."""
+def test_a_page_of_zeros_or_junk_loses_only_its_records():
+    """Several consecutive records are lost, and the error has their number."""
     records = [b"%04d" % number * 30 for number in range(90)]
     for junk in (bytes(4096), b"\xa5" * 4096):
         fs = CrashFileSystem()
@@ -317,8 +317,8 @@ def test_a_page_of_zeros_or_junk_costs_the_records_in_it():
             assert observer.counts[("aof_records_lost_total", (("kind", "damaged"),))] == len(hit)
 
 
-def test_a_record_within_a_payload_is_not_taken_for_one():
-    """A payload holds the bytes of whole records; with its own length damaged, they are still no records of the log."""
+def test_a_record_within_a_payload_is_not_a_record_of_the_log():
+    """A payload contains the bytes of complete records. With its own length damaged, they are still not returned."""
     fs = CrashFileSystem()
     with opened(fs) as manager:
         log = manager.log("orders")
@@ -341,7 +341,7 @@ def test_a_record_within_a_payload_is_not_taken_for_one():
 )
 @settings(max_examples=60, deadline=None)
 def test_any_damage_to_one_record_leaves_the_others_readable(sizes, data):
-    """Any bytes in its place: the others are read unchanged and in order, and none is invented."""
+    """Whichever bytes replace it, the others are read unchanged and in order, and none is invented."""
     fs = CrashFileSystem()
     records = [bytes([number % 250 + 1]) * size for number, size in enumerate(sizes)]
     with opened(fs) as manager:
@@ -366,11 +366,11 @@ def test_any_damage_to_one_record_leaves_the_others_readable(sizes, data):
             assert len(found) + len(reader.lost) == len(others) + 1
 
 
-# ---- segments that have no file
+# ---- segments without a file
 
 
 def tiered(**changes):
-    """Everything leaves that may, at once."""
+    """Everything that can be evicted is evicted immediately."""
     return tiny(tiers=TierConfig(**{"tier0_max_bytes": 0, **changes}))
 
 
@@ -381,7 +381,7 @@ def cold_disk() -> CrashFileSystem:
 
 
 def copies_in(fs, config) -> list[str]:
-    """The only copies of segments 0, 1 and 2: packed files, or objects."""
+    """Return the only copies of segments 0, 1 and 2: packed files, or objects."""
     if config.tiers.objects is None:
         return [f"{WARM}/{name}" for name in fs.list_dir(WARM) if name.endswith(".zst")]
     return [f"{COLD}/{info.key}" for info in DirectoryObjects(fs, COLD, clock=ManualClock()).list_below("")]
@@ -391,7 +391,7 @@ CONFIGS = {"warm": tiered(), "object": tiered(objects=COLD, warm_max_bytes=0)}
 
 
 def readers(log, fs, config, **how):
-    """A reader of the log, one that does not wait, and one beside it, before any of them brings a segment back."""
+    """A reader of the log, one that does not wait, and one of another process, before any segment is hydrated."""
     yield Reader(beside(fs, config.tiers.objects), 0, **how)
     yield log.open_reader(0, **how)
 
@@ -447,8 +447,8 @@ def test_a_reader_that_does_not_wait_continues_after_a_missing_copy():
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_damaged_copy_costs_its_bad_records(config):
-    """Whichever bit it is: what has its checksum is read, the rest is reported, and nothing of it becomes a file."""
+def test_a_damaged_copy_loses_only_its_bad_records(config):
+    """For any flipped bit, records with a valid checksum are read, the rest is reported, and no file is restored."""
     for place in range(20, 100, 8):
         fs = cold_disk()
         with opened(fs, config) as manager:
@@ -465,14 +465,14 @@ def test_a_damaged_copy_costs_its_bad_records(config):
                 kept = [payload for payload in found if payload in written[3:6]]
                 assert found == written[:3] + kept + written[6:]
                 assert len(lost) >= (3 - len(kept) > 0)
-            assert lost  # beside the log a copy is read in pieces, and a bit that no record has is not noticed
+            assert lost  # another process reads a copy in chunks, and a flipped bit outside of records is not noticed
             for reader in readers(log, fs, config, on_damage="skip"):
                 assert all_of(reader) == (written[:3] + kept + written[6:], [])
-            assert len(segment_files(fs)) == 3  # all others were brought back
+            assert len(segment_files(fs)) == 3  # all others were hydrated
 
 
-def test_one_bad_frame_of_a_packed_segment_costs_its_records():
-    """Records in the other frames are unpacked, whether or not the first one can be."""
+def test_one_bad_frame_of_a_packed_segment_loses_only_its_records():
+    """Records in the other frames are unpacked, whether or not the first frame can be."""
     big = tiny(tiers=TierConfig(), segment_max_bytes=8 << 20, segment_min_bytes=8 << 20, segment_target_bytes=8 << 20)
     for bad in (0, 1, 3):
         fs = cold_disk()
@@ -487,7 +487,7 @@ def test_one_bad_frame_of_a_packed_segment_costs_its_records():
             log.force_rollover(timeout=5)
             log.tiers.evict(0)
         (path,) = copies_in(fs, big)
-        # Incompressible bytes are stored: a frame is about as long as its bytes. Its head marks it as a frame.
+        # Incompressible bytes are stored: a frame is about as long as its bytes. Its magic marks it as a frame.
         overwrite(fs, path, fs.stat(path).size_bytes * bad // 4 + (bad > 0) * 200, bytes(40))
         with opened(fs, big) as manager:
             log = manager.log("orders")
@@ -500,7 +500,7 @@ def test_one_bad_frame_of_a_packed_segment_costs_its_records():
             assert len(lost) == 1
 
 
-def test_a_reader_from_a_time_begins_at_the_damage():
+def test_a_reader_from_a_time_starts_at_the_damage():
     """If the record of that time is lost, the reader reports it and reads the following ones."""
     fs = cold_disk()
     clock = ManualClock()
@@ -521,7 +521,7 @@ def test_a_reader_from_a_time_begins_at_the_damage():
         assert log.find_record(times[2]) == 2 << 32 | HEADER_BYTES
 
 
-# ---- files that are damaged where no record is
+# ---- files with damage outside of records
 
 
 @pytest.mark.parametrize("what", ["header", "footer", "both"])
@@ -545,8 +545,8 @@ def test_other_processes_read_a_segment_without_header_or_footer(what):
     assert (found, len(lost)) == (written[:3] + written[4:], 1)
 
 
-def test_a_file_that_was_cut_costs_what_was_cut():
-    """Of the log that is open, and beside it: no reader takes the end of the file for the end of the log."""
+def test_a_truncated_file_loses_only_the_truncated_records():
+    """In an open log, and in another process: no reader mistakes the end of the file for the end of the log."""
     fs = CrashFileSystem()
     with opened(fs) as manager:
         written = fill(manager.log("orders"), 3)
@@ -559,8 +559,8 @@ def test_a_file_that_was_cut_costs_what_was_cut():
     assert "2 records from" in str(error) or "records from" in str(error)
 
 
-def test_a_pipe_in_place_of_a_segment_is_a_damaged_segment(tmp_path):
-    """Beside the writer of the log: the others are read."""
+def test_a_pipe_instead_of_a_segment_is_a_damaged_segment(tmp_path):
+    """Another process reads all other segments."""
     root = str(tmp_path / "aof")
     with AofManager.open(root, tiny(), background=False) as manager:
         written = fill(manager.log("orders"), 3)
@@ -582,7 +582,7 @@ def test_loss_policies_are_raise_or_skip():
 
 
 def test_a_follower_of_a_failed_log_raises():
-    """It waited for ever for records that can never become durable. All durable records come first."""
+    """It waited forever for records that can never become durable. All durable records come first."""
     fs = CrashFileSystem()
     with opened(fs) as manager:
         log = manager.log("orders")

@@ -1,4 +1,4 @@
-"""Known failures of logs with this design, by name: each test shows that it does not happen here."""
+"""Known failures of logs with this design: each test shows that this log does not have one of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = 16 * 1024
 
 @pytest.mark.parametrize("size", [1, 3, 5, 7, 8, 9, 10, 12, 13, 16])
 def test_records_of_unaligned_length_survive_recovery(size):
-    """A writer that pads and a scan that does not lose all but the first."""
+    """A writer that pads, with a scan that does not, loses all records but the first."""
     fs = CrashFileSystem()
     expected = [bytes([number]) * size for number in range(1, 11)]
     with open_manager(fs) as manager:
@@ -41,7 +41,7 @@ def test_records_of_unaligned_length_survive_recovery(size):
 
 
 def test_segments_are_sealed_without_any_call(tmp_path):
-    """A log that waits for a request to seal stops after two segments."""
+    """A log that waits for a seal request stops after two segments."""
     with AofManager.open(str(tmp_path), tiny()) as manager:
         log = manager.log("orders")
         for number in range(210):
@@ -52,7 +52,7 @@ def test_segments_are_sealed_without_any_call(tmp_path):
         assert [one[:5] for one in payloads(manager.log("orders"))] == [b"%05d" % number for number in range(210)]
 
 
-def test_a_log_that_was_opened_and_never_written_opens_again():
+def test_a_log_that_was_never_written_opens_again():
     """A preallocated file has no header; after a kill or a close it does not prevent opening."""
     fs = CrashFileSystem()
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_sealing_an_empty_tail_does_nothing():
 
 
 def test_a_file_shorter_than_its_header_is_salvaged():
-    """Its records exist, and it continues with its full size."""
+    """Its records exist, and the file continues with its full size."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         manager.log("orders").append_record(b"kept")
@@ -101,8 +101,8 @@ def steps_of(fs: CrashFileSystem, work) -> list[tuple[str, str]]:
     return steps
 
 
-def test_the_order_of_a_seal():
-    """Records, then the footer, then the pointer, then its name: with one sync for two of them a crash tears them."""
+def test_a_seal_syncs_in_order():
+    """First records, then the footer, the pointer, and the name: one sync for two of them can tear in a crash."""
     fs = CrashFileSystem()
     with open_manager(fs, tiny(preallocate_segments=0)) as manager:
         log = manager.log("orders")
@@ -121,7 +121,7 @@ def test_the_order_of_a_seal():
         ]  # fmt: skip
 
 
-def test_the_order_of_a_first_flush():
+def test_a_first_flush_syncs_in_order():
     """The contents are durable before the name, and a flush returns after the sync of the directory."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
@@ -140,7 +140,7 @@ def test_the_order_of_a_first_flush():
 
 
 def test_the_pointer_is_never_missing():
-    """Removing the old one before renaming the new one leaves a moment without any."""
+    """Removing the old pointer before renaming the new one leaves a moment without any."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -160,8 +160,8 @@ def test_the_pointer_is_never_missing():
         assert missing == []
 
 
-def test_a_segment_filled_to_the_last_byte_is_followed_by_one():
-    """Noticed twice, two successors get the same place in the log."""
+def test_a_segment_filled_to_the_last_byte_has_one_successor():
+    """If its end is detected twice, two successors get the same position in the log."""
     fs = CrashFileSystem()
     with open_manager(fs, tiny(preallocate_segments=3)) as manager:
         log = manager.log("orders")
@@ -176,7 +176,7 @@ def test_a_segment_filled_to_the_last_byte_is_followed_by_one():
 
 
 def test_base_offsets_count_headers_records_and_footers():
-    """As the document defines them, after opening again, too."""
+    """As the document defines them, also after reopening."""
     fs = CrashFileSystem()
     expected = 0
     for number in range(3):
@@ -189,7 +189,7 @@ def test_base_offsets_count_headers_records_and_footers():
 
 
 def test_a_writer_that_waits_for_a_segment_is_woken():
-    """A segment that is made in the background must wake the waiting writer."""
+    """A segment that is created in the background must wake the waiting writer."""
     with AofManager.open("/aof", tiny(preallocate_segments=0), fs=CrashFileSystem()) as manager:
         log = manager.log("orders")
         done = []
@@ -205,7 +205,7 @@ def test_a_writer_that_waits_for_a_segment_is_woken():
 
 
 def test_a_reserved_first_record_has_its_timestamp_in_the_header():
-    """It is the first record like any other."""
+    """As if it was appended."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -217,8 +217,8 @@ def test_a_reserved_first_record_has_its_timestamp_in_the_header():
         assert header.base_timestamp == next(iter(log.open_reader())).timestamp > 0
 
 
-def test_a_pointer_that_cannot_be_written_delays_the_seal_and_nothing_else():
-    """The rollover is answered, the segment is sealed later, and the log continues meanwhile."""
+def test_a_failed_pointer_write_only_delays_the_seal():
+    """The rollover completes, the segment is sealed later, and the log continues meanwhile."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=28, path_part="current.sealed")
     with open_manager(fs) as manager:
@@ -234,7 +234,7 @@ def test_a_pointer_that_cannot_be_written_delays_the_seal_and_nothing_else():
 
 
 def test_the_durability_snapshot_does_not_grow():
-    """Only segments that are not sealed are in it."""
+    """It contains only segments that are not sealed."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -249,7 +249,7 @@ def test_the_durability_snapshot_does_not_grow():
 
 @pytest.mark.parametrize("offset", [0, 5, 6, 8, 20, 27])
 @pytest.mark.parametrize("records", [0, 1])
-def test_a_damaged_header_of_a_sealed_segment_costs_nothing(offset, records):
+def test_a_damaged_header_of_a_sealed_segment_loses_nothing(offset, records):
     """The header has no checksum; name, footer and records have the same values and verify each other."""
     fs = CrashFileSystem()
     clock = ManualClock()
@@ -277,7 +277,7 @@ def test_a_damaged_header_of_a_sealed_segment_costs_nothing(offset, records):
 
 
 def test_a_header_is_not_rebuilt_from_a_damaged_segment():
-    """A record is damaged, too: it is unknown whether the footer belongs to the segment, which is quarantined."""
+    """A record is damaged, too: the footer may belong to another segment, so the file is quarantined."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -293,8 +293,8 @@ def test_a_header_is_not_rebuilt_from_a_damaged_segment():
 
 
 @pytest.mark.parametrize("bit", [bit for bit in range(32) if bit != 14])  # without it the size is 0
-def test_a_flipped_bit_in_the_size_of_a_sealed_segment_costs_nothing(bit):
-    """The footer is where the length of the file would have it."""
+def test_a_flipped_bit_in_the_size_of_a_sealed_segment_loses_nothing(bit):
+    """The footer is at the position that follows from the length of the file."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -309,8 +309,8 @@ def test_a_flipped_bit_in_the_size_of_a_sealed_segment_costs_nothing(bit):
         assert fs.stat(path).size_bytes == SIZE
 
 
-def test_two_files_of_one_segment():
-    """One is kept, the other is set aside; the log opens."""
+def test_one_of_two_files_of_a_segment_is_quarantined():
+    """The other is kept, and the log opens."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         log = manager.log("orders")
@@ -328,7 +328,7 @@ def test_two_files_of_one_segment():
 
 
 def test_the_footer_describes_the_segment():
-    """Counts and payload checksum, also after a reopened segment was continued."""
+    """Count and payload checksum are right, also after a reopened segment was continued."""
     fs = CrashFileSystem()
     for number in range(3):
         with open_manager(fs) as manager:
@@ -349,8 +349,8 @@ def test_the_footer_describes_the_segment():
     assert footer.last_record_id & 0xFFFF_FFFF > HEADER_BYTES
 
 
-def test_a_full_disk_while_segments_are_made():
-    """For every step without space: nothing is lost, nothing is left over, and the state is temporary."""
+def test_a_full_disk_during_segment_creation_is_temporary():
+    """For every step without space, nothing is lost and no leftovers remain."""
     for operation in ("create", "reserve", "pwrite"):
         for nth in range(1, 8):
             disk = CrashFileSystem()
@@ -372,8 +372,8 @@ def test_a_full_disk_while_segments_are_made():
                 assert payloads(again.log("orders")) == expected
 
 
-def test_closing_packs_nothing_again():
-    """A log that packs each sealed segment again whenever it is closed wears out its disk."""
+def test_close_packs_no_segment_again():
+    """A log that packs each sealed segment again on every close wears out its disk."""
     fs = CrashFileSystem()
     packed: list[str] = []
     fs.on_step = lambda op, path: packed.append(path) if op == "create" and ".zst" in path else None
@@ -386,8 +386,8 @@ def test_closing_packs_nothing_again():
     assert len(packed) == len(set(packed)) == 3
 
 
-def test_a_segment_that_leaves_is_counted_once():
-    """However often it is asked for."""
+def test_an_evicted_segment_is_counted_once():
+    """However often the eviction is requested."""
     with open_manager(CrashFileSystem(), tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         for _ in range(2):
@@ -400,8 +400,8 @@ def test_a_segment_that_leaves_is_counted_once():
         assert (counts.evictions, counts.compressions, counts.hydrations) == (1, 1, 0)
 
 
-def test_an_async_append_of_what_no_segment_holds_ends():
-    """Waiting for a segment that is large enough, it waits for ever, and uses up segments meanwhile."""
+def test_an_async_append_larger_than_any_segment_fails():
+    """If it waited for a segment that is large enough, it would wait forever, and use up segments meanwhile."""
 
     async def append(log: Aof) -> None:
         with pytest.raises(InvalidRecordError):
@@ -447,7 +447,7 @@ def test_foreign_files_do_not_prevent_opening():
 
 
 def test_a_log_keeps_its_number():
-    """Regardless of the order and number of openings: names of chunks and objects contain it."""
+    """Regardless of the order and number of opens: names of chunks and objects contain it."""
     fs = CrashFileSystem()
     with open_manager(fs) as manager:
         numbers = {name: manager.log(name).stream_id for name in ("one", "two", "three")}
