@@ -37,10 +37,10 @@ def test_tables_have_the_columns_of_the_page():
 
 def test_limits_of_the_page():
     limits, text = StreamLimits(), " ".join(PAGE.split())
-    assert f"{limits.inflated_bytes_max >> 20} MiB a message" in text
-    assert f"{limits.dictionary_values_max:,} values a dictionary" in text
-    assert f"{limits.dictionaries_bytes_max >> 20} MiB of dictionaries a stream" in text
+    assert f"{limits.inflated_bytes_max >> 20} MiB for each message" in text
+    assert f"{limits.dictionary_values_max:,} values in a dictionary" in text
+    assert f"{limits.dictionaries_bytes_max >> 20} MiB of dictionaries in a stream" in text
     assert f"more than {ROOT_ROWS_MAX:,} records" in text
     assert [f"{bits} bits up to {most:,}" in text for bits, most, _ in INDEX_TYPES] == [True, True]
-    assert f"{COLUMN_BYTES_MAX >> 20} MiB for the texts of a column" in text
+    assert f"{COLUMN_BYTES_MAX >> 20} MiB for the strings of a column" in text
     assert f"{ITEMS_MAX >> 20} million values" in text
