@@ -13,8 +13,8 @@ class Lifeline:
         self.closing = threading.Event()
         self.is_closing = False
 
-    def wait(self, timeout_s):
-        until = SYSTEM_CLOCK.monotonic() + timeout_s
+    def wait(self, timeout):
+        until = SYSTEM_CLOCK.monotonic() + timeout
         while not self.gone.wait(0.01) and SYSTEM_CLOCK.monotonic() < until:
             if self.closing.is_set() and not self.is_closing:
                 self.is_closing = True

@@ -23,8 +23,8 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds on a clock that never steps. Only differences are meaningful."""
 
-    def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
-        """Wait on a held *condition*; return False if *timeout_s* passed first."""
+    def wait(self, condition: threading.Condition, timeout: float | None) -> bool:
+        """Wait on a held *condition*; return False if *timeout* passed first."""
 
 
 class SystemClock:
@@ -33,10 +33,10 @@ class SystemClock:
     now_ns = staticmethod(time.time_ns)
     monotonic = staticmethod(time.monotonic)
 
-    def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
-        """Wait on a held *condition*; return False if *timeout_s* passed first."""
+    def wait(self, condition: threading.Condition, timeout: float | None) -> bool:
+        """Wait on a held *condition*; return False if *timeout* passed first."""
         # A longer time than the platform supports would raise OverflowError, and the waiting thread would end.
-        return condition.wait(timeout_s if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+        return condition.wait(timeout if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
 
 SYSTEM_CLOCK = SystemClock()

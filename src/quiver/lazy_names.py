@@ -31,8 +31,9 @@ def renamed_keyword(former: str, name: str) -> Callable[[Callable[_P, _R]], Call
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             if former in kwargs and name not in kwargs:
+                called = type(args[0]).__name__ if function.__name__ == "__init__" else function.__qualname__
                 warnings.warn(
-                    f"{function.__qualname__}({former}=) is now {name}=; use the new name",
+                    f"{called}({former}=) is now {name}=; use the new name",
                     DeprecationWarning,
                     stacklevel=2,
                 )

@@ -68,10 +68,10 @@ class PatientClock(ManualClock):
             with self._lock:
                 self._appending -= 1
 
-    def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
+    def wait(self, condition: threading.Condition, timeout: float | None) -> bool:
         if self._appending > 1 and condition.wait(1.0):
             return True
-        return super().wait(condition, timeout_s)
+        return super().wait(condition, timeout)
 
 
 class AofAsLog:

@@ -319,6 +319,13 @@ def test_a_real_store_is_drained_in_spite_of_damage(tmp_path):
     assert b"17" not in sent
 
 
+def test_the_former_keyword_of_the_timeouts_works_with_a_warning():
+    rig = Rig()
+    for call in (rig.forwarder.drained, rig.forwarder.stop):
+        with pytest.warns(DeprecationWarning, match=rf"BundleForwarder.{call.__name__}\(timeout_s=\) is now timeout="):
+            call(timeout_s=0)
+
+
 # ── threads ──────────────────────────────────────────────────────────────────────────────────────────
 
 

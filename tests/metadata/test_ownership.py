@@ -37,9 +37,9 @@ def test_a_second_owner_is_refused_while_the_first_renews():
     first = owner_of(store, "one", clock)
 
     class Renewing(ManualClock):
-        def wait(self, condition, timeout_s):
+        def wait(self, condition, timeout):
             first.renew()
-            return super().wait(condition, timeout_s)
+            return super().wait(condition, timeout)
 
     with pytest.raises(DirectoryInUseError, match="one"):
         owner_of(store, "two", clock)

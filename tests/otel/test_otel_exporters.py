@@ -152,7 +152,7 @@ def test_exports_succeed_during_an_outage_and_arrive_afterwards(tmp_path):
 def test_a_full_store_fails_exports_within_the_timeout(tmp_path, caplog):
     """The dropped items are counted and logged once; with space again, exports succeed."""
     path = tmp_path / "local"
-    exporter = QuiverSpanExporter(path, settings=TINY, timeout_s=0.2)
+    exporter = QuiverSpanExporter(path, settings=TINY, timeout=0.2)
     exporter._writer._lease.store.register("forwarder", start="earliest")
     batch = spans_of(50, size=10_000)
     results = []
@@ -282,7 +282,16 @@ def test_export_failures_do_not_raise(tmp_path, monkeypatch):
         assert exporter.dropped_items == {"unencodable": 1, "failed": 3}
     exporter.shutdown()
     with pytest.raises(SettingsError):
-        QuiverLogExporter(tmp_path, timeout_s=-1)
+        QuiverLogExporter(tmp_path, timeout=-1)
+
+
+def test_the_former_keyword_of_the_timeout_works_with_a_warning(tmp_path):
+    """The warning names the class that the caller made, and its line."""
+    with pytest.warns(DeprecationWarning, match=r"QuiverLogExporter\(timeout_s=\) is now timeout=") as warned:
+        exporter = QuiverLogExporter(tmp_path, timeout_s=0.25)
+    assert warned[0].filename == __file__
+    assert exporter._writer.timeout == 0.25
+    exporter.shutdown()
 
 
 def _failing(error):

@@ -44,7 +44,7 @@ def test_nobody_is_named_when_nobody_gave_a_name():
 def test_what_can_never_fit_is_wrong_use(size):
     """Waiting would not help, so it is not CapacityError."""
     with pytest.raises(UsageError):
-        ByteBudget("cap", 100).reserve(size, timeout_s=1000)
+        ByteBudget("cap", 100).reserve(size, timeout=1000)
 
 
 @pytest.mark.parametrize(("holder", "size"), [("a", 11), ("a", -1), ("b", 1)])
@@ -76,7 +76,7 @@ def test_the_deadline_is_kept():
     budget.reserve(100, holder="slow")
 
     with pytest.raises(CapacityError):
-        budget.reserve(1, timeout_s=5)
+        budget.reserve(1, timeout=5)
     assert clock.monotonic() == 5
     assert budget.used_bytes == 100
 
@@ -89,7 +89,7 @@ def test_waiters_are_served_in_order():
     order = []
 
     def want(size):
-        budget.reserve(size, holder=str(size), timeout_s=60)
+        budget.reserve(size, holder=str(size), timeout=60)
         order.append(size)
 
     large = threading.Thread(target=want, args=(80,))
@@ -116,9 +116,9 @@ def test_a_waiter_that_gives_up_lets_the_next_one_go():
     budget.reserve(50, holder="old")
     outcome = {}
 
-    def want(size, timeout_s):
+    def want(size, timeout):
         try:
-            budget.reserve(size, holder="new", timeout_s=timeout_s)
+            budget.reserve(size, holder="new", timeout=timeout)
         except CapacityError as error:
             outcome[size] = error.held_by
         else:
@@ -142,7 +142,7 @@ def test_many_threads_never_pass_the_cap():
 
     def work(size):
         for _ in range(100):
-            budget.reserve(size, holder=str(size), timeout_s=60)
+            budget.reserve(size, holder=str(size), timeout=60)
             seen.append(budget.used_bytes)
             budget.release(size, holder=str(size))
 

@@ -10,8 +10,8 @@ import quiver
 from quiver.clock import SYSTEM_CLOCK
 
 
-@pytest.mark.parametrize("timeout_s", [1e12, 1e300, float("inf")])
-def test_a_wait_beyond_what_the_platform_knows(timeout_s: float) -> None:
+@pytest.mark.parametrize("timeout", [1e12, 1e300, float("inf")])
+def test_a_wait_beyond_what_the_platform_knows(timeout: float) -> None:
     """It is as good as for ever, and no OverflowError: who is notified goes on."""
     condition = threading.Condition()
 
@@ -22,7 +22,7 @@ def test_a_wait_beyond_what_the_platform_knows(timeout_s: float) -> None:
     with condition:
         thread = threading.Thread(target=notify)
         thread.start()
-        assert SYSTEM_CLOCK.wait(condition, timeout_s)
+        assert SYSTEM_CLOCK.wait(condition, timeout)
     thread.join()
 
 

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from quiver.errors import SettingsError, UsageError
+from quiver.spark.bundle_query import stop_query
 from quiver.spark.exporters.settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
 from quiver.spark.processors.settings import (
     AttributeAction,
@@ -164,3 +166,9 @@ def test_options_of_the_sink_are_refused_early(options, says):
     """The nearest known option is named."""
     with pytest.raises(UsageError, match=says):
         parse_sink_options(options)
+
+
+def test_stop_query_accepts_the_former_keyword_of_its_timeout():
+    query = SimpleNamespace(isActive=False, stop=lambda: None)
+    with pytest.warns(DeprecationWarning, match=r"stop_query\(timeout_s=\) is now timeout="):
+        assert stop_query(query, timeout_s=1)

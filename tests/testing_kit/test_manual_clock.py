@@ -40,12 +40,12 @@ def test_held_waits_end_by_notification():
     condition = threading.Condition()
     answers = []
 
-    def wait(timeout_s):
+    def wait(timeout):
         with condition:
-            answers.append(clock.wait(condition, timeout_s))
+            answers.append(clock.wait(condition, timeout))
 
-    for timeout_s in (10, None):
-        thread = threading.Thread(target=wait, args=(timeout_s,))
+    for timeout in (10, None):
+        thread = threading.Thread(target=wait, args=(timeout,))
         thread.start()
         clock.wait_for_waiters()
         with condition:

@@ -37,9 +37,9 @@ class Owner(ManualClock):
         super().__init__()
         self.upkeep = upkeep
 
-    def wait(self, condition, timeout_s):
+    def wait(self, condition, timeout):
         self.upkeep()
-        return super().wait(condition, timeout_s)
+        return super().wait(condition, timeout)
 
 
 def asked(fs, store, command, *, wait_s=5.0, **arguments):

@@ -51,6 +51,7 @@ from quiver.exporters.requests import bundle_of, requests_of
 from quiver.exporters.settings import RequestSizes
 from quiver.exporters.size_limit import SizeLimit
 from quiver.exporters.taken import CombinedRequest, TakenBundle, combined
+from quiver.lazy_names import renamed_keyword
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
@@ -164,9 +165,10 @@ class BundleForwarder:
         for worker in self._workers:
             worker.start()
 
-    def stop(self, timeout_s: float = 5.0) -> int:
+    @renamed_keyword("timeout_s", "timeout")
+    def stop(self, timeout: float = 5.0) -> int:
         """
-        Send pending bundles for at most *timeout_s* seconds, then stop. Idempotent.
+        Send pending bundles for at most *timeout* seconds, then stop. Idempotent.
 
         It does not wait for bundles that are due for a retry later, nor for a destination that is down. Requests still
         in flight at the end are cancelled and sent again after a restart; the destination may already have them.
@@ -174,7 +176,7 @@ class BundleForwarder:
         Returns:
             The number of sealed bundles that are left; 0 if the store is already closed.
         """
-        deadline = self._clock.monotonic() + timeout_s
+        deadline = self._clock.monotonic() + timeout
         with self._condition:
             self._draining = True
             self._condition.notify_all()
@@ -193,14 +195,15 @@ class BundleForwarder:
         except QuiverError:
             return 0
 
-    def drained(self, timeout_s: float) -> bool:
+    @renamed_keyword("timeout_s", "timeout")
+    def drained(self, timeout: float) -> bool:
         """
-        Wait until every sealed bundle is resolved. Return False if *timeout_s* passes first.
+        Wait until every sealed bundle is resolved. Return False if *timeout* passes first.
 
         Raises:
             StoreClosedError: the store was closed.
         """
-        deadline = self._clock.monotonic() + timeout_s
+        deadline = self._clock.monotonic() + timeout
         while self._source.lag().pending_bundles:
             with self._condition:
                 left = deadline - self._clock.monotonic()
@@ -281,9 +284,9 @@ class BundleForwarder:
     def _next(self) -> list[TakenBundle]:
         """Return the bundles to send next; an empty list when it is time to stop."""
         while self._await_breaker():
-            timeout_s = 0.0 if self._draining else POLL_S
+            timeout = 0.0 if self._draining else POLL_S
             try:
-                bundles = self._take_some(timeout_s)
+                bundles = self._take_some(timeout)
             except (StoreClosedError, UnknownSubscriberError):
                 return []
             except (QuiverError, OSError) as error:
@@ -296,7 +299,7 @@ class BundleForwarder:
             if bundles:
                 return bundles
             self._attempts.save()
-            if self._draining and timeout_s == 0:
+            if self._draining and timeout == 0:
                 return []
         return []
 
@@ -312,9 +315,9 @@ class BundleForwarder:
                 self._clock.wait(self._condition, wait_s)
         return False
 
-    def _take_some(self, timeout_s: float) -> list[TakenBundle]:
+    def _take_some(self, timeout: float) -> list[TakenBundle]:
         """Claim a bundle; to combine small ones, claim more until the batch is large enough or its delay is over."""
-        first = self._take(timeout_s)
+        first = self._take(timeout)
         if first is None:
             return []
         bundles = [first]
@@ -336,13 +339,13 @@ class BundleForwarder:
             self._counts.local_problem(str(error))  # the bundles claimed before are sent
         return bundles
 
-    def _take(self, timeout_s: float, *, only_new: bool = False) -> TakenBundle | None:
+    def _take(self, timeout: float, *, only_new: bool = False) -> TakenBundle | None:
         """Claim one bundle that is due; with *only_new*, one that was not tried before."""
         with self._condition:
             # While the destination is down, a single bundle probes it. Prefer one that was not tried before: another
             # may fail because of its own data.
             count = len(self._attempts) + 1 if self._breaker.is_down or only_new else 1
-        while handles := self._source.next_bundles(count, timeout_s):
+        while handles := self._source.next_bundles(count, timeout):
             ready = [one for one in handles if not self._attempts.postpone(one)]
             if ready:
                 break

@@ -38,6 +38,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle
 from quiver.errors import CapacityError, InvalidBundleError, QuiverError, SettingsError
+from quiver.lazy_names import renamed_keyword
 from quiver.otel.shared_store import lease_store
 from quiver.settings import MIB, Settings
 
@@ -60,12 +61,12 @@ class _StoreWriter:
     """The part that the three exporters share: the store and the counts of dropped items."""
 
     def __init__(
-        self, signal: str, path: StorePath, settings: Settings | None, *, timeout_s: float, durable: bool
+        self, signal: str, path: StorePath, settings: Settings | None, *, timeout: float, durable: bool
     ) -> None:
-        if not 0 <= timeout_s <= 3600:
-            raise SettingsError(f"timeout_s must be 0 to 3600, not {timeout_s}")
+        if not 0 <= timeout <= 3600:
+            raise SettingsError(f"timeout must be 0 to 3600, not {timeout}")
         self.signal = signal
-        self.timeout_s = timeout_s
+        self.timeout = timeout
         self._durable = durable
         self._lease = lease_store(path, settings)
         self._lock = threading.Lock()
@@ -73,14 +74,14 @@ class _StoreWriter:
         self._is_losing = False
         self._is_shut_down = False
 
-    def store(self, items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message], timeout_s: float) -> bool:
+    def store(self, items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message], timeout: float) -> bool:
         """
         Store *items* as one bundle, without those that *encode* fails on. Return whether any item was stored.
 
         Items that were not stored are counted. Does not raise.
         """
         unencodable: list[str] = []
-        reason, problem = self._store(partial(_split, items, encode, unencodable), timeout_s)
+        reason, problem = self._store(partial(_split, items, encode, unencodable), timeout)
         if unencodable:
             self._drop(len(unencodable), "unencodable", unencodable[0])
         left = len(items) - len(unencodable)
@@ -90,7 +91,7 @@ class _StoreWriter:
             self._is_losing = False
         return not reason and left > 0
 
-    def _store(self, requests: Callable[[], Iterator[bytes]], timeout_s: float) -> tuple[str, str]:
+    def _store(self, requests: Callable[[], Iterator[bytes]], timeout: float) -> tuple[str, str]:
         if self._is_shut_down:
             return "shutdown", "the exporter was shut_down down"
         if not self._lease.is_ours:
@@ -101,7 +102,7 @@ class _StoreWriter:
         column = pa.array(data, pa.binary())
         bundle = Bundle({OTLP_SLOTS[self.signal]: pa.record_batch([column], schema=OTLP_SCHEMA)})
         try:
-            self._lease.store.ingest(bundle, durable=self._durable, timeout=timeout_s)
+            self._lease.store.ingest(bundle, durable=self._durable, timeout=timeout)
         except CapacityError as full:
             return "full", str(full)
         except InvalidBundleError as invalid:
@@ -212,15 +213,16 @@ class _StoreExporter:
 
     _signal: ClassVar[str]
 
+    @renamed_keyword("timeout_s", "timeout")
     def __init__(
         self,
         path: StorePath,
         *,
         settings: Settings | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout: float = TIMEOUT_S,
         durable: bool = True,
     ) -> None:
-        self._writer = _StoreWriter(self._signal, path, settings, timeout_s=timeout_s, durable=durable)
+        self._writer = _StoreWriter(self._signal, path, settings, timeout=timeout, durable=durable)
 
     @property
     def dropped_items(self) -> Mapping[str, int]:
@@ -246,7 +248,7 @@ class QuiverSpanExporter(_StoreExporter, SpanExporter):
     Args:
         path: the store's directory; created if missing.
         settings: settings of the store; None: `OTEL_SETTINGS`.
-        timeout_s: how long an export may wait for space when the store is full, in addition to the time of the disk.
+        timeout: how long an export may wait for space when the store is full, in addition to the time of the disk.
         durable: if True, an export returns when its data survive a power loss; otherwise when they survive the death of
             the process, and they are synced within `wal.flush_interval`.
 
@@ -267,7 +269,7 @@ class QuiverSpanExporter(_StoreExporter, SpanExporter):
         """
         if not spans:
             return SpanExportResult.SUCCESS
-        is_stored = self._writer.store(spans, encode_spans, self._writer.timeout_s)
+        is_stored = self._writer.store(spans, encode_spans, self._writer.timeout)
         return SpanExportResult.SUCCESS if is_stored else SpanExportResult.FAILURE
 
 
@@ -284,7 +286,7 @@ class QuiverLogExporter(_StoreExporter, LogRecordExporter):
         """
         if not batch:
             return LogRecordExportResult.SUCCESS
-        is_stored = self._writer.store(batch, encode_logs, self._writer.timeout_s)
+        is_stored = self._writer.store(batch, encode_logs, self._writer.timeout)
         return LogRecordExportResult.SUCCESS if is_stored else LogRecordExportResult.FAILURE
 
 
@@ -299,17 +301,18 @@ class QuiverMetricExporter(_StoreExporter, MetricExporter):
 
     _signal = "metrics"
 
+    @renamed_keyword("timeout_s", "timeout")
     def __init__(
         self,
         path: StorePath,
         *,
         settings: Settings | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout: float = TIMEOUT_S,
         durable: bool = True,
         preferred_temporality: dict[type, AggregationTemporality] | None = None,
         preferred_aggregation: dict[type, Aggregation] | None = None,
     ) -> None:
-        _StoreExporter.__init__(self, path, settings=settings, timeout_s=timeout_s, durable=durable)
+        _StoreExporter.__init__(self, path, settings=settings, timeout=timeout, durable=durable)
         MetricExporter.__init__(self, preferred_temporality, preferred_aggregation)
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:
@@ -321,6 +324,6 @@ class QuiverMetricExporter(_StoreExporter, MetricExporter):
         points = _points(metrics_data)
         if not points:
             return MetricExportResult.SUCCESS
-        timeout_s = min(self._writer.timeout_s, max(timeout_millis, 0) / 1000)
-        is_stored = self._writer.store(points, lambda some: encode_metrics(_metrics_data(some)), timeout_s)
+        timeout = min(self._writer.timeout, max(timeout_millis, 0) / 1000)
+        is_stored = self._writer.store(points, lambda some: encode_metrics(_metrics_data(some)), timeout)
         return MetricExportResult.SUCCESS if is_stored else MetricExportResult.FAILURE

@@ -16,6 +16,7 @@ from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.otlp_http import OtlpHttpSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.settings import ExporterSettings
+from quiver.lazy_names import renamed_keyword
 from quiver.otel.shared_store import lease_store
 from quiver.settings import Settings
 
@@ -99,9 +100,10 @@ class Forwarder:
         """Return a snapshot: counts of requests and bundles, whether the destination is down, the last problem."""
         return self._forwarder.state()
 
-    def drain(self, timeout_s: float) -> bool:
+    @renamed_keyword("timeout_s", "timeout")
+    def drain(self, timeout: float) -> bool:
         """
-        Wait until everything exported so far is confirmed. Return False if *timeout_s* passes first.
+        Wait until everything exported so far is confirmed. Return False if *timeout* passes first.
 
         Raises:
             CapacityError: the disk has no space to seal the open segment.
@@ -109,11 +111,12 @@ class Forwarder:
             StoreClosedError: it was stopped.
         """
         self._lease.store.seal()
-        return self._forwarder.drained(timeout_s)
+        return self._forwarder.drained(timeout)
 
-    def stop(self, timeout_s: float = STOP_S) -> int:
+    @renamed_keyword("timeout_s", "timeout")
+    def stop(self, timeout: float = STOP_S) -> int:
         """
-        Send pending data for at most *timeout_s* seconds, then stop. Idempotent.
+        Send pending data for at most *timeout* seconds, then stop. Idempotent.
 
         Return the number of bundles left in the store. It does not wait for a destination that is down. Exporters that
         share the store are not affected.
@@ -128,7 +131,7 @@ class Forwarder:
             QuiverError, OSError
         ):  # unsealed data are in the log and are sent after the next start
             self._lease.store.seal()
-        left = self._forwarder.stop(timeout_s)
+        left = self._forwarder.stop(timeout)
         self._lease.release()
         return left
 

@@ -208,14 +208,14 @@ class _Export:
         self._running = start_query(self._spark, self._plan, self._observer, stats=self.stats, once=True)
         self._running.query.awaitTermination(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
 
-    def stop(self, timeout_s: float = STOP_S) -> None:
-        """Stop the query between two batches if one ends within *timeout_s* seconds, otherwise interrupt it."""
+    def stop(self, timeout: float = STOP_S) -> None:
+        """Stop the query between two batches if one ends within *timeout* seconds, otherwise interrupt it."""
         from quiver.spark.bundle_query import stop_query  # noqa: PLC0415 - an extra
 
         self._stop_replay()
         if self._running is not None:
             try:
-                stop_query(self._running.query, timeout_s=timeout_s)
+                stop_query(self._running.query, timeout=timeout)
             except Exception as error:  # noqa: BLE001 - the edge: Spark raises many kinds, also when it ends meanwhile
                 _log.info("%s was cut short: %s", self.name, error)
         self._bury()

@@ -112,10 +112,10 @@ class _Exporter:
         self.forwarder.start()
         self._worker.start()
 
-    def stop(self, timeout_s: float) -> int:
-        """Keep sending for up to *timeout_s* seconds, then stop; return how many bundles are left."""
+    def stop(self, timeout: float) -> int:
+        """Keep sending for up to *timeout* seconds, then stop; return how many bundles are left."""
         self._worker.stop(0.0)  # a request in progress ends with the forwarder's
-        left = self.forwarder.stop(timeout_s)
+        left = self.forwarder.stop(timeout)
         self._worker.join(STOP_S)
         self._save(is_last=True)
         return left

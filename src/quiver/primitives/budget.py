@@ -53,9 +53,9 @@ class ByteBudget:
         with self._changed:
             return dict(self._held.most_common())
 
-    def reserve(self, size: int, *, holder: str = "", timeout_s: float = 0.0) -> None:
+    def reserve(self, size: int, *, holder: str = "", timeout: float = 0.0) -> None:
         """
-        Reserve *size* bytes for *holder*, waiting up to *timeout_s* seconds for others to release some.
+        Reserve *size* bytes for *holder*, waiting up to *timeout* seconds for others to release some.
 
         Raises:
             CapacityError: there was no space in time; nothing was reserved. The error names the largest holder.
@@ -65,15 +65,15 @@ class ByteBudget:
             raise UsageError(f"{self.what}: {size} bytes can never fit into a cap of {self.cap_bytes}")
         with self._changed:
             if self._queue or self._used + size > self.cap_bytes:
-                self._wait_for_room(size, timeout_s)
+                self._wait_for_room(size, timeout)
             self._used += size
             if size:
                 self._held[holder] += size
 
-    def _wait_for_room(self, size: int, timeout_s: float) -> None:
+    def _wait_for_room(self, size: int, timeout: float) -> None:
         ticket = object()
         self._queue.append(ticket)
-        deadline = self._clock.monotonic() + timeout_s
+        deadline = self._clock.monotonic() + timeout
         try:
             while self._queue[0] is not ticket or self._used + size > self.cap_bytes:
                 left = deadline - self._clock.monotonic()
@@ -105,7 +105,7 @@ class ByteBudget:
                 self._changed.notify_all()
 
     @contextmanager
-    def reserving(self, size: int, *, holder: str = "", timeout_s: float = 0.0) -> Iterator[None]:
+    def reserving(self, size: int, *, holder: str = "", timeout: float = 0.0) -> Iterator[None]:
         """
         Reserve bytes for a block that may fail: they stay reserved if it succeeds, and are released if it raises.
 
@@ -113,7 +113,7 @@ class ByteBudget:
             CapacityError: there was no space in time; nothing was reserved.
             UsageError: *size* can never fit.
         """
-        self.reserve(size, holder=holder, timeout_s=timeout_s)
+        self.reserve(size, holder=holder, timeout=timeout)
         try:
             yield
         except BaseException:

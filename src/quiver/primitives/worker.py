@@ -98,24 +98,24 @@ class Worker:
             self._schedule(after_s)
             self._condition.notify_all()
 
-    def stop(self, timeout_s: float | None = None) -> bool:
+    def stop(self, timeout: float | None = None) -> bool:
         """
-        Start no further turn, and wait at most *timeout_s* seconds for the running one; return whether it has ended.
+        Start no further turn, and wait at most *timeout* seconds for the running one; return whether it has ended.
 
         Idempotent. When called within a turn, it does not wait.
         """
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
-        return self.join(timeout_s)
+        return self.join(timeout)
 
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait at most *timeout_s* seconds until the thread has ended; return whether it has."""
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait at most *timeout* seconds until the thread has ended; return whether it has."""
         thread = self._thread
         if thread is None:
             return True
         if thread is not threading.current_thread():
-            thread.join(timeout_s)
+            thread.join(timeout)
         return not thread.is_alive()
 
     @property
@@ -139,11 +139,11 @@ class Worker:
         """Whether `stop` was called."""
         return self._stopping
 
-    def pause(self, timeout_s: float) -> bool:
+    def pause(self, timeout: float) -> bool:
         """Wait within a turn; return whether `stop` was called before or meanwhile."""
         with self._condition:
             if not self._stopping:
-                self._clock.wait(self._condition, timeout_s)
+                self._clock.wait(self._condition, timeout)
             return self._stopping
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────

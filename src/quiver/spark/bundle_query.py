@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.lazy_names import renamed_keyword
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.formats import register
 from quiver.store.reading.checkpoint import is_local, repair_checkpoint
@@ -64,13 +65,14 @@ def start_bundle_query(
     return writer.trigger(**({"processingTime": "1 second"} if trigger is None else dict(trigger))).start()
 
 
-def stop_query(query: StreamingQuery, *, timeout_s: float = 30.0, clock: Clock = SYSTEM_CLOCK) -> bool:
+@renamed_keyword("timeout_s", "timeout")
+def stop_query(query: StreamingQuery, *, timeout: float = 30.0, clock: Clock = SYSTEM_CLOCK) -> bool:
     """
     Stop *query*, between two batches if possible. Return whether no batch was interrupted.
 
     An interrupted batch is written again after a restart: nothing is lost or duplicated.
     """
-    deadline = clock.monotonic() + timeout_s
+    deadline = clock.monotonic() + timeout
     condition = threading.Condition()
     idle = not query.isActive
     while not idle and clock.monotonic() < deadline:

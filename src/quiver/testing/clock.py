@@ -70,24 +70,24 @@ class ManualClock:
         with self._state:
             self._wall_ns = now_ns
 
-    def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
-        """Wait on a held *condition*; return False if *timeout_s* passes first. The class describes the two modes."""
+    def wait(self, condition: threading.Condition, timeout: float | None) -> bool:
+        """Wait on a held *condition*; return False if *timeout* passes first. The class describes the two modes."""
         if self._waits == "hold":
-            return self._hold(condition, timeout_s)
+            return self._hold(condition, timeout)
         notified = condition.wait(0)
-        if notified or timeout_s is None:
+        if notified or timeout is None:
             return True
         # At least 1 ns: otherwise a caller whose deadline is a rounding error away would wait for ever.
-        passed_ns = max(1 if timeout_s > 0 else 0, round(timeout_s * _NS))
+        passed_ns = max(1 if timeout > 0 else 0, round(timeout * _NS))
         with self._state:
             self._passed_ns += passed_ns
             self._wall_ns += passed_ns
         return False
 
-    def _hold(self, condition: threading.Condition, timeout_s: float | None) -> bool:
+    def _hold(self, condition: threading.Condition, timeout: float | None) -> bool:
         ticket = object()
         with self._state:
-            deadline = None if timeout_s is None else self._passed_ns + round(timeout_s * _NS)
+            deadline = None if timeout is None else self._passed_ns + round(timeout * _NS)
             self._waiting[ticket] = condition
             self._state.notify_all()
         try:

@@ -124,13 +124,13 @@ class _Held(ManualClock):
         self.reached = threading.Event()
         self.go_on = threading.Event()
 
-    def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
+    def wait(self, condition: threading.Condition, timeout: float | None) -> bool:
         if threading.current_thread() is self.held:
             self.reached.set()
             while not self.go_on.is_set():
                 condition.wait(0.01)
             return True
-        return super().wait(condition, timeout_s)
+        return super().wait(condition, timeout)
 
 
 def test_waiters_get_an_error_when_a_log_is_closed_without_a_sync():

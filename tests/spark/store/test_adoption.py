@@ -39,9 +39,9 @@ class Maintaining(ManualClock):
         super().__init__()
         self.store = store
 
-    def wait(self, condition, timeout_s):
+    def wait(self, condition, timeout):
         self.store.maintain()
-        return super().wait(condition, timeout_s)
+        return super().wait(condition, timeout)
 
 
 def staged(fs, root, batch, ids, *, writer="query", attempt="a", partition=0, clock=None):

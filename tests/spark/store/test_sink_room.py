@@ -49,9 +49,9 @@ class Rig:
         self.between = self.store.maintain
         wait = self.clock.wait
 
-        def maintained(condition, timeout_s):
+        def maintained(condition, timeout):
             self.between()
-            return wait(condition, timeout_s)
+            return wait(condition, timeout)
 
         self.clock.wait = maintained
 

@@ -299,8 +299,8 @@ class ImpatientClock(SystemClock):
     def monotonic(self):
         return self.passed_s
 
-    def wait(self, _, timeout_s):
-        self.passed_s += timeout_s
+    def wait(self, _, timeout):
+        self.passed_s += timeout
         return False
 
 

@@ -240,14 +240,14 @@ def test_room_that_comes_while_waiting_is_used(fs: CrashFileSystem) -> None:
         waits = []
 
         class Acking(ManualClock):
-            def wait(self, condition, timeout_s):  # the store's lock is held here, as by any waiter
-                waits.append(timeout_s)
+            def wait(self, condition, timeout):  # the store's lock is held here, as by any waiter
+                waits.append(timeout)
                 condition.release()
                 try:
                     taken(store, "s")
                 finally:
                     condition.acquire()
-                return super().wait(condition, timeout_s)
+                return super().wait(condition, timeout)
 
         object.__setattr__(store._admission._context, "clock", Acking())
         store.ingest(numbered(number), timeout=3.0)

@@ -55,9 +55,9 @@ class Counting(ManualClock):
 
     waits = 0
 
-    def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
+    def wait(self, condition: threading.Condition, timeout: float | None) -> bool:
         self.waits += 1
-        return super().wait(condition, timeout_s)
+        return super().wait(condition, timeout)
 
 
 @pytest.mark.parametrize("kind", ["shared", "failover", "key_shared"])

@@ -67,14 +67,14 @@ class Lifeline:
             self._told_at = self._clock.monotonic()
         self._asked.put(how)
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout: float) -> bool:
         """
-        Wait up to *timeout_s* seconds. Return True if the child was asked to stop, now or earlier; return False
+        Wait up to *timeout* seconds. Return True if the child was asked to stop, now or earlier; return False
         immediately if it was asked to reload, or when the stop of the pipeline is announced.
         """
         if not self._stopping:
             try:
-                asked = self._asked.get(timeout=timeout_s)
+                asked = self._asked.get(timeout=timeout)
             except queue.Empty:
                 return False
             self._stopping = asked == "stop"

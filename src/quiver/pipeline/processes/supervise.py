@@ -254,9 +254,9 @@ class Supervisor:
                 # The disk is full: rotation is retried later, and the child is not affected.
                 _log.warning("%s grows: %s", child.spec.log_path, error)
 
-    def _next(self, timeout_s: float) -> _Exited | str:
+    def _next(self, timeout: float) -> _Exited | str:
         try:
-            event = self._events.get(timeout=max(timeout_s, 0.0))
+            event = self._events.get(timeout=max(timeout, 0.0))
         except queue.Empty:
             return "due"
         return event

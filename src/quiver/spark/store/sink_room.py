@@ -22,9 +22,9 @@ RETRY_S = 0.05
 RETRY_S_MAX = 1.0
 
 
-def wait_until(is_done: Callable[[], bool], timeout_s: float, clock: Clock) -> bool:
-    """Poll *is_done* for up to *timeout_s* seconds, with pauses that grow to one second. Return its last answer."""
-    deadline = clock.monotonic() + timeout_s
+def wait_until(is_done: Callable[[], bool], timeout: float, clock: Clock) -> bool:
+    """Poll *is_done* for up to *timeout* seconds, with pauses that grow to one second. Return its last answer."""
+    deadline = clock.monotonic() + timeout
     condition = threading.Condition()
     pause_s = RETRY_S
     while not is_done():

@@ -139,10 +139,10 @@ def test_open_waits_for_its_timeout():
     first = TopicStore.open("/topics", fs=disk, clock=ManualClock(), background=False)
 
     class Closing(ManualClock):
-        def wait(self, condition, timeout_s):
+        def wait(self, condition, timeout):
             if self.monotonic() >= 5:
                 first.close()
-            return super().wait(condition, timeout_s)
+            return super().wait(condition, timeout)
 
     with pytest.raises(DirectoryInUseError):
         TopicStore.open("/topics", fs=disk, clock=Closing(), background=False, takeover_wait=4)
