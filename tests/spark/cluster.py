@@ -1,4 +1,4 @@
-"""A Spark cluster on loopback: one master, two workers, each a process of its own."""
+"""A Spark cluster on loopback: one master and two workers, each in its own process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
 
 
 class Member:
-    """One process of the cluster; its log is kept, and read until it says what is waited for."""
+    """One process of the cluster, with its log, in which a test waits for a line."""
 
     def __init__(self, directory: Path, name: str, *words: str) -> None:
         self.lines: list[str] = []
@@ -66,14 +66,14 @@ class Member:
 
 
 class Cluster:
-    """Where to submit, and who works."""
+    """The address for `spark-submit`, and the processes."""
 
     def __init__(self, url: str, workers: list[Member]) -> None:
         self.url = url
         self.workers = workers
 
     def submit(self, script: Path, *words: str, timeout_s: float = 400.0) -> str:
-        """Run a job to its end, on both workers; return what it printed."""
+        """Run a job on both workers until it ends, and return its output."""
         argv = [str(SPARK_SUBMIT), "--master", self.url]
         for setting in ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "spark.ui.enabled=false"):
             argv += ["--conf", setting]
@@ -91,7 +91,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running_cluster(directory: Path, workers: int = 2) -> Iterator[Cluster]:
-    """A cluster of one master and *workers* workers with a core each; gone on the way out."""
+    """Yield a cluster of one master and *workers* workers with one core each, and stop it afterwards."""
     port = free_port()
     url = f"spark://127.0.0.1:{port}"
     members: list[Member] = []

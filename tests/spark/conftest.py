@@ -1,4 +1,4 @@
-"""One Spark session per run, and stores made of sealed segments."""
+"""One Spark session per run, and stores of sealed segments."""
 
 import contextlib
 
@@ -8,13 +8,13 @@ from stores import StoreMaker
 
 @pytest.fixture
 def store(tmp_path):
-    """An empty store, to be filled segment by segment."""
+    """Return an empty store, to which a test adds segments."""
     return StoreMaker(tmp_path / "buffer")
 
 
 @pytest.fixture(scope="session")
 def spark():
-    """The session of this run."""
+    """Return the session of this run."""
     import quiver.spark
 
     session = quiver.spark.session("tests", config={"spark.sql.shuffle.partitions": "1"})

@@ -1,4 +1,4 @@
-"""Directories that look like a store, made without one: sealed segments of known bundles."""
+"""Directories with sealed segments of known bundles, made without a store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INGESTED_NS = 1_700_000_000_000_000_000
 
 
 class StoreMaker:
-    """Writes segment after segment below *root*; rows carry numbers from one sequence."""
+    """Writes segment after segment below *root*; the numbers in the rows come from one sequence."""
 
     def __init__(self, root: Path, identity: str | None = "5c0f0000-0000-0000-0000-000000000001") -> None:
         self.root = str(root)
@@ -81,7 +81,7 @@ class StoreMaker:
 
 
 def seal_requests(store: StoreMaker, *requests: bytes) -> str:
-    """Seal a segment of *requests* for logs, as they are; return its path."""
+    """Seal a segment of *requests* for logs, without changes, and return its path."""
     return store.seal([{60: pa.record_batch([pa.array([data])], schema=OTLP_SCHEMA)} for data in requests])
 
 

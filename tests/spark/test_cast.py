@@ -1,4 +1,4 @@
-"""The cast layer: whatever Arrow type was stored, the batch that leaves equals the schema Spark checks."""
+"""The cast layer converts any stored Arrow type to the schema that Spark checks."""
 
 import datetime as dt
 import decimal
@@ -76,8 +76,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("part", [slice(0, 3), slice(1, 3), slice(0, 0)])
-def test_every_stored_type_reaches_spark(case, part):
-    """Values survive, and the schema is the one Spark derives from the declared one, also for slices."""
+def test_every_stored_type_is_converted(case, part):
+    """Values are kept, and the schema is the one that Spark derives from the declared one, also for slices."""
     array, kind, expected = CASES[case]
     batch = pa.record_batch({"c": array})
     target = spark_schema(batch.schema)
@@ -89,8 +89,8 @@ def test_every_stored_type_reaches_spark(case, part):
     assert out["c"].to_pylist() == (array.to_pylist() if expected is None else expected)[part]
 
 
-def test_nanoseconds_can_stay_exact():
-    """As bigint on request; otherwise microseconds, cut."""
+def test_nanoseconds_can_be_exact():
+    """As bigint on request; otherwise microseconds, truncated."""
     batch = pa.record_batch({"t": pa.array([1_234_567], pa.timestamp("ns"))})
     exact = spark_schema(batch.schema, nanos_as_bigint=True)
     assert cast_to_schema(batch, exact)["t"].to_pylist() == [1_234_567]
@@ -103,34 +103,34 @@ def test_nanoseconds_can_stay_exact():
         pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])]),
     ],
 )
-def test_what_spark_cannot_hold_is_refused_by_name(array):
-    """The column is named, and can be left out."""
+def test_a_type_without_a_spark_type_is_refused_by_name(array):
+    """The column is named, and can be excluded."""
     batch = pa.record_batch({"odd": array, "fine": pa.array([1])})
     with pytest.raises(UsageError, match="column odd is"):
         spark_schema(batch.schema)
     assert spark_schema(batch.schema, columns=["fine"]).names == ["fine"]
 
 
-def test_two_columns_of_one_name_are_refused():
-    """Spark could not tell them apart."""
+def test_two_columns_with_the_same_name_are_refused():
+    """Spark could not distinguish them."""
     with pytest.raises(UsageError, match="two columns are named a"):
         spark_schema(pa.schema([("a", pa.int64()), ("a", pa.int64())]))
 
 
-def test_columns_come_in_the_order_that_was_asked_for():
-    """Missing ones are null, surplus ones are left out."""
+def test_columns_have_the_requested_order():
+    """Missing ones are null, others are removed."""
     batch = pa.record_batch({"a": pa.array([1]), "b": pa.array([2])})
     target = pa.schema([("c", pa.string()), ("b", pa.int64())])
     assert cast_to_schema(batch, target).to_pylist() == [{"c": None, "b": 2}]
 
 
-def test_no_columns_still_count():
-    """A frame without columns keeps its rows."""
+def test_a_frame_without_columns_keeps_its_rows():
+    """So that it can be counted."""
     assert cast_to_schema(pa.record_batch({"a": pa.array([1, 2])}), pa.schema([])).num_rows == 2
 
 
 def test_a_value_that_does_not_fit_is_an_error():
-    """Never a wrapped or cut value."""
+    """It is neither wrapped nor truncated."""
     batch = pa.record_batch({"a": pa.array([300])})
     with pytest.raises(UsageError, match="column a is int64 and does not fit int8"):
         cast_to_schema(batch, pa.schema([("a", pa.int8())]))
@@ -159,8 +159,8 @@ MERGES = [
 
 
 @pytest.mark.parametrize(("left", "right", "both"), MERGES)
-def test_segments_that_differ_share_one_schema(left, right, both):
-    """Each column is wide enough for all, in a type that Spark has, and both batches fit it."""
+def test_different_segments_share_one_schema(left, right, both):
+    """Each column is wide enough for all, in a type that Spark has, and both batches can be cast to it."""
     merged = spark_schema(common_schema([pa.schema([("c", left), ("d", pa.int64())]), pa.schema([("c", right)])]))
     assert merged == pa.schema([("c", both), ("d", pa.int64())])
     for kind in (left, right):

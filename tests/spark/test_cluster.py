@@ -1,7 +1,4 @@
-"""
-On a cluster: tasks in processes of their own, on two workers, over one shared directory. Run by `make
-test-cluster`.
-"""
+"""On a cluster: tasks run in their own processes on two workers with a shared directory. Run by `make test-cluster`."""
 
 import subprocess
 import sys
@@ -21,14 +18,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """One for all tests here: it takes some ten seconds."""
+    """Yield one cluster for all tests, because it takes about ten seconds to start."""
     with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 
 
 @pytest.fixture
 def buffer(tmp_path, monkeypatch):
-    """A buffer of sample telemetry: twelve orders of three services."""
+    """Return a buffer of sample telemetry: twelve orders of three services."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from sample_telemetry import fill
 
@@ -37,7 +34,7 @@ def buffer(tmp_path, monkeypatch):
 
 
 def test_the_example_runs_on_both_workers(cluster, buffer, tmp_path):
-    """Once, and again with what came in between; every record is exported once."""
+    """Once, and again with the data that arrived in between; every record is exported once."""
     for orders in (12, 24):
         printed = cluster.submit(EXAMPLES / "cluster_spark.py", str(buffer), str(tmp_path / "out"))
         assert f"exported {4 * orders} log records" in printed
@@ -68,8 +65,8 @@ spark.stop()
 """
 
 
-def test_sinks_commit_what_both_workers_wrote(cluster, buffer, tmp_path):
-    """Processed in the tasks, staged by each of them, committed once."""
+def test_sinks_commit_the_data_of_both_workers(cluster, buffer, tmp_path):
+    """Rows are processed in tasks, staged by each of them, and committed once."""
     script = tmp_path / "sink.py"
     script.write_text(SINK)
     target = tmp_path / "target"
@@ -123,8 +120,8 @@ spark.stop()
 
 
 @pytest.mark.skipif(find_spec("grpc_status") is None or find_spec("zstandard") is None, reason="needs pyspark[connect]")
-def test_spark_connect(buffer, tmp_path):
-    """Reads, streams, sinks, `map_bundles` and processors of one frame work; exporters need the driver."""
+def test_spark_connect_supports_reads_streams_and_sinks(buffer, tmp_path):
+    """And `map_bundles`, and processors of one frame; exporters need the driver."""
     script = tmp_path / "connect.py"
     script.write_text(CONNECT)
     done = subprocess.run(

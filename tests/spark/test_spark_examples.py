@@ -1,4 +1,4 @@
-"""The examples run as they stand."""
+"""The examples run unchanged."""
 
 import os
 import subprocess
@@ -21,16 +21,16 @@ def run(name, *words):
     return done.stdout
 
 
-def test_the_analysis():
-    """Each cell shows something."""
+def test_the_analysis_prints_results():
+    """Each cell prints something."""
     printed = run("analyse_spark.py")
     assert "| shop|" in printed.replace("  ", "")
     assert "millis" in printed
     assert "sum(bytes)" in printed
 
 
-def test_processors(tmp_path, monkeypatch):
-    """What is printed is redacted; a second run with the same directory writes nothing again."""
+def test_the_processor_example_writes_redacted_rows_once(tmp_path, monkeypatch):
+    """A second run with the same directory writes nothing."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from sample_telemetry import fill
 
@@ -42,7 +42,7 @@ def test_processors(tmp_path, monkeypatch):
     assert run("processor_spark.py", str(tmp_path / "buffer")) == first
 
 
-def test_topics(tmp_path):
-    """Each order becomes one line; a second run with the same directory adds only its own."""
+def test_the_topic_example_writes_one_line_per_order(tmp_path):
+    """A second run with the same directory adds only its own."""
     assert "|customer-0|    4|" in run("topics_spark.py", str(tmp_path))
     assert "|customer-0|    8|" in run("topics_spark.py", str(tmp_path))

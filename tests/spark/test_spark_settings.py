@@ -1,4 +1,4 @@
-"""What processors and exporters are told is checked when it is made, without Spark."""
+"""Settings of processors and exporters are checked when they are created, without Spark."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from quiver.spark.store.sink_options import SinkOptions, parse_sink_options
 
 
 def test_settings_need_no_spark():
-    """A pipeline file is checked on machines that have none."""
+    """A pipeline file can be checked on a machine without Spark."""
     script = (
         "import sys\n"
         "sys.modules['pyspark'] = None\n"
@@ -43,8 +43,8 @@ def test_settings_need_no_spark():
         ("SELECT 1", ()),
     ],
 )
-def test_a_query_says_what_it_reads(query, named):
-    """After FROM, JOIN and TABLE, and not in texts or comments."""
+def test_a_query_has_the_names_of_its_tables(query, named):
+    """Names after FROM, JOIN and TABLE; those in strings and comments are ignored."""
     assert tables_named(query) == named
 
 
@@ -107,14 +107,14 @@ def overwriting(path, **more):
         (lambda: QuiverSinkSettings(""), "must name a directory"),
     ],
 )
-def test_what_is_wrong_is_said_in_its_own_words(make, says):
-    """When it is made, not when the first batch comes."""
+def test_invalid_settings_are_refused(make, says):
+    """When they are created, not with the first batch."""
     with pytest.raises(SettingsError, match=says):
         make()
 
 
-def test_options_of_a_format_know_the_batch():
-    """So that a format which remembers batches writes each once."""
+def test_options_of_a_format_have_a_placeholder_for_the_batch():
+    """So that a format with versions writes each batch once."""
     settings = SparkSinkSettings("delta", {"txnAppId": "{query}", "txnVersion": "{batch}", "n": 1}, path="out/{table}")
     path, options = settings.filled(table="logs", batch=7, query="q")
     assert path == "out/logs"
@@ -122,15 +122,15 @@ def test_options_of_a_format_know_the_batch():
     assert SparkSinkSettings("noop").filled(table="logs", batch=7, query="q") == (None, {})
 
 
-def test_a_batch_that_overwrites_has_a_place_of_its_own():
-    """In the path, or in an option: also with a new checkpoint, and beside bundles that are exported by themselves."""
+def test_a_batch_that_overwrites_has_its_own_directory():
+    """By the path or by an option: also with a new checkpoint, and for bundles that are exported individually."""
     assert overwriting("out/{query}/{table}/{batch}")().mode == "overwrite"
     assert overwriting("out/{query}/{batch}", tables=("logs",))().mode == "overwrite"
     assert SparkSinkSettings("jdbc", {"dbtable": "{table}_{query}_{batch}"}, mode="overwrite").path is None
 
 
-def test_options_of_the_sink():
-    """Keys in any case; sizes as people write them."""
+def test_options_of_the_sink_are_parsed():
+    """Keys in upper or lower case, sizes with units."""
     assert parse_sink_options({"path": "b/", "SLOT": "logs"}) == SinkOptions(path="b", slot=30)
     made = parse_sink_options(
         {"path": "b", "view": "spans", "maxBundleRows": "5", "maxBundleBytes": "2MiB", "compression": "zstd",
@@ -162,8 +162,8 @@ def test_options_of_the_sink():
         ({"path": "b", "slot": "30", "maxBundleBytes": "x"}, "maxBundleBytes"),
     ],
 )
-def test_options_of_the_sink_are_refused_early(options, says):
-    """The nearest known option is named."""
+def test_unknown_options_of_the_sink_are_refused(options, says):
+    """The error names the nearest known option."""
     with pytest.raises(UsageError, match=says):
         parse_sink_options(options)
 

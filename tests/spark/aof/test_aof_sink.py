@@ -1,4 +1,4 @@
-"""`format("quiver-aof")` as a sink: each batch once, nothing before it is committed, columns as a read gives them."""
+"""`format("quiver-aof")` as a sink: each batch once, nothing before the commit, with the columns of a read."""
 
 import pyarrow as pa
 import pytest
@@ -20,8 +20,8 @@ def write(frame, path, mode="append", **options):
 
 
 @pytest.mark.spark
-def test_a_batch_write(spark, tmp_path):
-    """Of two partitions, into a log that was not there."""
+def test_a_batch_write_appends_all_rows(spark, tmp_path):
+    """Two partitions, into a log that does not exist yet."""
     frame = spark.range(40, numPartitions=2).selectExpr("cast(id as string) as payload", "-id as ext_id")
     write(frame, tmp_path / "aof" / "orders")
     first = read(tmp_path / "aof")
@@ -32,8 +32,8 @@ def test_a_batch_write(spark, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_what_a_read_gives_can_be_written(spark, tmp_path):
-    """Payload and ext_id are the same there; ids and times are the copy's own."""
+def test_the_rows_of_a_read_can_be_written(spark, tmp_path):
+    """Payload and ext_id are copied; ids and times are new."""
     with AofManager.open(str(tmp_path / "aof"), background=False) as manager:
         manager.log("orders").append_records([b"a", b"b"], ext_id=[7, 8])
     first = read(tmp_path / "aof")
@@ -45,7 +45,7 @@ def test_what_a_read_gives_can_be_written(spark, tmp_path):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_write_with_a_version_is_not_repeated(spark, tmp_path):
-    """As in foreachBatch: the same version again changes nothing."""
+    """As in foreachBatch: the same version changes nothing when it is written again."""
     frame = spark.range(5).selectExpr("cast(id as string) as payload")
     for version in (0, 0, 1, 0, 1):
         write(frame, tmp_path / "orders", txnAppId="etl", txnVersion=version)
@@ -55,7 +55,7 @@ def test_a_write_with_a_version_is_not_repeated(spark, tmp_path):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_failed_task_leaves_nothing(spark, tmp_path):
-    """One partition fails: no record of any is there, then or later."""
+    """One partition fails: no record of any partition appears, then or later."""
     fail = F.udf(lambda number: 1 / (number - 9))
     frame = spark.range(10).repartition(2).select(fail("id").cast("string").alias("payload"))
     with pytest.raises(Exception, match="ZeroDivisionError"):
@@ -67,8 +67,8 @@ def test_a_failed_task_leaves_nothing(spark, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_from_log_to_log(spark, tmp_path):
-    """Beside the process that has the target open, over a restart: each record once, in order."""
+def test_a_stream_copies_one_log_to_another(spark, tmp_path):
+    """Another process has the target open, and the query is restarted: each record arrives once, in order."""
     with AofManager.open(str(tmp_path / "b")) as target:
         copy = target.log("copy")
         follower = copy.tail_follower(0)
@@ -107,15 +107,15 @@ def test_from_log_to_log(spark, tmp_path):
         ({"payload": "string"}, {"maxRecordSize": "2GiB"}, "maxRecordSize"),
     ],
 )
-def test_what_cannot_be_is_refused(columns, options, says):
-    """In words that say what to do."""
+def test_invalid_options_and_columns_are_refused(columns, options, says):
+    """The error explains what to change."""
     with pytest.raises(UsageError, match=says):
         check_record_columns(columns)
         parse_aof_sink_options({"path": "aof/orders", "checkpointLocation": "c", **options})
 
 
-def test_options_say_which_log():
-    """A directory of a log, or one of several and a name."""
+def test_options_select_the_log():
+    """By the directory of a log, or by the directory of several logs and a name."""
     assert parse_aof_sink_options({"path": "aof", "LOG": "orders"}).path == "aof/orders"
     assert parse_aof_sink_options({"path": "file:///aof/orders/"}).path == "/aof/orders"
 
@@ -123,14 +123,14 @@ def test_options_say_which_log():
 @pytest.mark.parametrize(
     ("payload", "says"), [(None, "payload is null"), (b"", "or empty"), (b"x" * 9, "exceeds maxRecordSize")]
 )
-def test_rows_that_are_no_records(payload, says):
-    """They fail their task: nothing of the batch is committed."""
+def test_rows_that_are_not_records_are_refused(payload, says):
+    """They fail their task, so nothing of the batch is committed."""
     batch = pa.record_batch({"payload": pa.array([payload], pa.binary())})
     with pytest.raises(UsageError, match=says):
         list(records_of([batch], AofSinkOptions("x", record_bytes_max=8)))
 
 
-def test_an_ext_id_that_is_null_is_none():
-    """As one that is not given; below zero are those that Spark has no number for."""
+def test_a_null_ext_id_is_the_same_as_none():
+    """Negative numbers represent ids that do not fit into Spark's type."""
     batch = pa.record_batch({"payload": [b"a", b"b", b"c"], "ext_id": pa.array([1, None, -1], pa.int64())})
     assert list(records_of([batch], AofSinkOptions("x"))) == [(b"a", 1), (b"b", 0), (b"c", (1 << 64) - 1)]

@@ -1,4 +1,4 @@
-"""The data source `quiver-aof`: without Spark what Spark's processes call, and a few reads with it."""
+"""The data source `quiver-aof`: the methods that Spark calls, without Spark, and a few reads with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELDS = ["record_id", "timestamp", "ext_id", "payload"]
 
 
 class Log:
-    """A log on the disk, opened for each change and closed again."""
+    """A log on disk that is opened and closed for each change."""
 
     def __init__(self, path) -> None:
         self.root = path
@@ -64,8 +64,8 @@ def payloads(made) -> list[bytes]:
     return [row["payload"] for row in read(made)]
 
 
-def test_records_come_back(log):
-    """Id, time, ext_id and payload; a few columns; where they lie."""
+def test_records_are_read_with_all_columns(log):
+    """Id, time, ext_id, payload and position; or only some of them."""
     log.fill(3)
     rows = read(log.source())
     assert [list(row) for row in rows] == [FIELDS] * 9
@@ -79,7 +79,7 @@ def test_records_come_back(log):
 
 
 def test_an_empty_log_has_no_rows(log):
-    """No partition, and one with nothing in it as Spark makes it."""
+    """There are no partitions, or, as Spark makes it, an empty one."""
     log.fill(0)
     made = log.source()
     assert read(made) == []
@@ -87,8 +87,8 @@ def test_an_empty_log_has_no_rows(log):
 
 
 @pytest.mark.parametrize("away", ["warm", "cold"])
-def test_cold_segments_are_read_where_they_are(log, tmp_path, away):
-    """From packed files and from objects; nothing is brought back."""
+def test_cold_segments_are_read_in_place(log, tmp_path, away):
+    """From packed files and from objects, without a download to the log."""
     objects = str(tmp_path / "cold")
     changes = {"objects": objects, "warm_max_bytes": 0} if away == "cold" else {}
     log.fill(4, records=40, config=AofConfig(tiers=TierConfig(tier0_max_bytes=0, **changes)))
@@ -105,8 +105,8 @@ def test_cold_segments_are_read_where_they_are(log, tmp_path, away):
             read(log.source())
 
 
-def test_bounds(log):
-    """Record ids and times, exclusive at the end."""
+def test_bounds_select_records(log):
+    """Record ids and times; the end is exclusive."""
     log.fill(3)
     ids, data = list(log.written), list(log.written.values())
     assert payloads(log.source(startingOffsets=ids[4])) == data[4:]
@@ -122,8 +122,8 @@ def test_bounds(log):
 
 
 @pytest.mark.parametrize("away", ["here", "warm", "cold"])
-def test_a_bound_inside_a_record_is_refused(log, tmp_path, away):
-    """It would be damage, or, with `failOnDataLoss` off, a segment without the rest of its records."""
+def test_a_bound_within_a_record_is_refused(log, tmp_path, away):
+    """It would look like damage, or, without `failOnDataLoss`, would skip the rest of the segment."""
     objects = str(tmp_path / "cold")
     tiers = TierConfig(tier0_max_bytes=0, warm_max_bytes=0 if away == "cold" else None, objects=objects)
     log.fill(3, config=None if away == "here" else AofConfig(tiers=tiers))
@@ -154,21 +154,21 @@ def test_a_bound_inside_a_record_is_refused(log, tmp_path, away):
         ({"path": ""}, "needs the directory"),
     ],
 )
-def test_options_are_refused_early(log, options, words):
-    """With the name of what is wrong."""
+def test_invalid_options_are_refused_early(log, options, words):
+    """The error names the option."""
     with pytest.raises(UsageError, match=words):
         log.source(**options).schema()
 
 
-def test_no_log(tmp_path):
-    """A sentence."""
+def test_a_missing_log_is_an_error(tmp_path):
+    """With a message of one sentence."""
     made = AofDataSource({"path": str(tmp_path)})
     with pytest.raises(UsageError, match="holds no append-only log"):
         made.reader(schema=made.schema()).partitions()
 
 
 def batches(log, **options) -> list[list[bytes]]:
-    """What the batches of a stream have, each through a reader of its own as after a restart."""
+    """Return the batches of a stream, each read by a new reader as after a restart."""
     found = []
     made = log.source(**options)
     at = made.streamReader(schema=made.schema()).initialOffset()
@@ -193,16 +193,16 @@ def batches(log, **options) -> list[list[bytes]]:
         ({"maxBytesPerTrigger": 130}, {3}),
     ],
 )
-def test_a_stream_takes_each_record_once(log, options, sizes):
-    """Whatever the limits; a batch has at least one record."""
+def test_a_stream_reads_each_record_once(log, options, sizes):
+    """For any limits; a batch has at least one record."""
     log.fill(4)
     found = batches(log, **options)
     assert [one for batch in found for one in batch] == list(log.written.values())
     assert {len(batch) for batch in found} == sizes
 
 
-def test_a_stream_goes_on_behind_what_it_has(log):
-    """Offsets stay the same while nothing new is durable, across restarts of the writer and growth of the tail."""
+def test_a_stream_continues_after_its_offset(log):
+    """Offsets do not change while nothing new is durable, across restarts of the writer and growth of the tail."""
     log.fill(1)
     made = log.source()
     reader = made.streamReader(schema=made.schema())
@@ -229,8 +229,8 @@ def test_a_stream_goes_on_behind_what_it_has(log):
     reader.stop()
 
 
-def test_retired_segments_are_a_loss_only_when_they_were_not_read(log):
-    """Right behind the last record that was read nothing is missing, although its segment is gone."""
+def test_retired_segments_are_a_loss_only_if_they_were_not_read(log):
+    """If the last record was read, nothing is missing, even though its segment is deleted."""
     config = AofConfig(retention=Retention("size", max_total_bytes=1, action="expire"))
     log.fill(2)
     made = log.source()
@@ -254,8 +254,8 @@ def test_retired_segments_are_a_loss_only_when_they_were_not_read(log):
         read(log.source(startingOffsets=list(log.written)[1]))
 
 
-def test_damage_stops_a_read_or_is_passed_over(log):
-    """As the option says."""
+def test_damage_stops_a_read_or_is_skipped(log):
+    """Depending on the option."""
     log.fill(1)
     path = next((log.path / "segments").glob("*.seg"))
     data = bytearray(path.read_bytes())
@@ -270,7 +270,7 @@ def test_damage_stops_a_read_or_is_passed_over(log):
 @pytest.mark.parametrize("limit", [1, 300, 1 << 30])
 @pytest.mark.parametrize("length", [bytes(4), (100).to_bytes(4, "little"), b"\xff" * 4])
 def test_a_bad_length_costs_one_record(log, length, limit):
-    """Whatever the sizes of batches and tasks are: none of them begins inside a record."""
+    """For any sizes of batches and tasks: none of them starts within a record."""
     log.fill(2, records=20, size=50)
     path = min((log.path / "segments").glob("*_*_*.seg"))
     ids, data = list(log.written), list(log.written.values())
@@ -292,8 +292,8 @@ def test_a_bad_length_costs_one_record(log, length, limit):
 
 @pytest.mark.parametrize("away", ["warm", "cold"])
 @pytest.mark.parametrize("how", ["gone", "damaged", "cut"])
-def test_one_bad_segment_stops_no_lenient_read(log, tmp_path, away, how):
-    """Neither a batch nor a stream, although the only copy of a segment is gone or damaged: all others are read."""
+def test_a_lenient_read_skips_bad_segments(log, tmp_path, away, how):
+    """For a batch and a stream: the only copy of a segment is deleted or damaged, and all others are read."""
     objects = str(tmp_path / "cold")
     changes = {"objects": objects, "warm_max_bytes": 0} if away == "cold" else {}
     log.fill(4, records=40, config=AofConfig(tiers=TierConfig(tier0_max_bytes=0, **changes)))
@@ -321,7 +321,7 @@ def test_one_bad_segment_stops_no_lenient_read(log, tmp_path, away, how):
 
 @pytest.mark.parametrize("where", [0, -96])
 def test_a_segment_without_header_or_footer_is_read(log, where):
-    """What it says is known from its name and from the segments beside it."""
+    """Its name and the adjacent segments contain the same information."""
     log.fill(3)
     path = sorted((log.path / "segments").glob("*_*_*.seg"))[1]
     content = bytearray(path.read_bytes())
@@ -331,8 +331,8 @@ def test_a_segment_without_header_or_footer_is_read(log, where):
         assert payloads(log.source(failOnDataLoss=fails)) == list(log.written.values())
 
 
-def test_a_checkpoint_of_another_log_is_refused(log, tmp_path):
-    """And what is no position at all, and a stream that would begin at latest."""
+def test_an_invalid_checkpoint_is_refused(log, tmp_path):
+    """One of another log, one without a valid position, and a stream that would start at latest."""
     log.fill(1)
     other = Log(tmp_path / "other")
     other.fill(1)
@@ -348,15 +348,15 @@ def test_a_checkpoint_of_another_log_is_refused(log, tmp_path):
         log.source(startingOffsets="latest").streamReader(schema=made.schema()).initialOffset()
 
 
-def test_a_store_is_no_log(tmp_path):
-    """Although it has a directory of segments, too."""
+def test_the_directory_of_a_store_is_refused(tmp_path):
+    """Although it contains a directory of segments, too."""
     quiver.open(tmp_path / "buf").close()
     with pytest.raises(UsageError, match="holds no append-only log"):
         payloads(AofDataSource({"path": str(tmp_path / "buf")}))
 
 
-def test_tasks_share_the_bytes(log):
-    """At least as many as asked for, none twice, in order."""
+def test_tasks_divide_the_bytes(log):
+    """There are at least as many tasks as requested; they read each record once, in order."""
     log.fill(2, records=60, size=500)
     made = log.source(minPartitions=7)
     reader = made.reader(schema=made.schema())
@@ -365,8 +365,8 @@ def test_tasks_share_the_bytes(log):
     assert [row["payload"] for row in rows_of(reader, partitions, made.schema())] == list(log.written.values())
 
 
-def test_with_spark(log, spark, tmp_path):
-    """A count and a sum, and a stream that goes on from its checkpoint."""
+def test_spark_reads_and_streams_a_log(log, spark, tmp_path):
+    """A count and a sum, and a stream that continues from its checkpoint."""
     log.fill(3)
     frame = spark.read.format("quiver-aof").option("path", str(log.path)).load()
     assert frame.columns == FIELDS

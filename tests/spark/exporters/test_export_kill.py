@@ -1,4 +1,4 @@
-"""The exporter's driver, its JVM and its tasks killed while data flows: every row is exported once."""
+"""The driver, the JVM and the tasks of an exporter are killed while data arrive: every row is exported once."""
 
 import os
 import random
@@ -41,8 +41,8 @@ def logs_in(tmp_path):
     return sorted(ds.dataset(str(directory), format="parquet").to_table(columns=["time_unix_nano"])[0].to_pylist())
 
 
-def test_nothing_is_lost_or_doubled(store, tmp_path):
-    """Killed at a random moment three times over; between kills no reader sees a row twice."""
+def test_three_kills_lose_and_duplicate_nothing(store, tmp_path):
+    """At random moments; between the kills, no reader sees a row twice."""
     chance = random.Random(os.environ.get("QUIVER_TEST_SEED", "1"))
     for _ in range(KILLS):
         store.otlp(BUNDLES_BETWEEN)

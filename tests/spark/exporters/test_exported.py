@@ -1,4 +1,4 @@
-"""Every exporter on Spark says how much it delivered, and a failure becomes one of a few types."""
+"""Exporters on Spark count what they delivered, and each failure has one of a few types."""
 
 import json
 
@@ -60,8 +60,8 @@ def totals(observer, name="out"):
 
 
 @pytest.mark.parametrize("kind", sorted(exporters._MAKERS, key=lambda kind: kind.__name__))
-def test_each_kind_says_how_much_it_delivered(spark, store, tmp_path, kind):
-    """Rows as they were written, and bytes; the stats of the exporter have them."""
+def test_each_kind_of_exporter_counts_rows_and_bytes(spark, store, tmp_path, kind):
+    """The counts of an exporter include the rows as they were written."""
     seal_requests(store, logs_request(NUMBERS[:2]), logs_request(NUMBERS[2:]))
     observer = InMemoryObserver()
     stats = ExporterStats("out", observer, roots=[store.root])
@@ -73,8 +73,8 @@ def test_each_kind_says_how_much_it_delivered(spark, store, tmp_path, kind):
     assert stats.report.last_success_at_ns is not None
 
 
-def test_parquet_of_what_is_stored_says_it_too(spark, store, tmp_path):
-    """Without processors another writer does it; a batch that is there already is not counted again."""
+def test_parquet_of_complete_bundles_is_counted(spark, store, tmp_path):
+    """Without processors, another writer is used; a batch that was committed before is not counted again."""
     seal_requests(store, logs_request(NUMBERS))
     observer = InMemoryObserver()
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_parquet_of_what_is_stored_says_it_too(spark, store, tmp_path):
     assert totals(observer) == {"batches": 1, "rows": len(NUMBERS), "bytes": size, "failures": 0}
 
 
-def test_rows_are_those_behind_the_processors(spark, store, tmp_path):
+def test_rows_are_counted_after_the_processors(spark, store, tmp_path):
     """An aggregate is one row."""
     seal_requests(store, logs_request(NUMBERS))
     observer = InMemoryObserver()
@@ -106,8 +106,8 @@ def test_rows_are_those_behind_the_processors(spark, store, tmp_path):
     }
 
 
-def test_a_server_has_what_was_counted(spark, store, tmp_path):
-    """Of QuestDB the rows that a server got."""
+def test_rows_delivered_to_a_server_are_counted(spark, store, tmp_path):
+    """For QuestDB, the rows that the server received."""
     seal_requests(store, logs_request(NUMBERS))
     observer = InMemoryObserver()
     with (
@@ -125,7 +125,7 @@ def test_a_server_has_what_was_counted(spark, store, tmp_path):
 
 
 def test_any_column_has_a_size(spark):
-    """Of numbers the width, of texts and bytes the length, of what is nested that of all in it; null is nothing."""
+    """Numbers count their width, strings and bytes their length, nested values the sum; null counts nothing."""
     frame = spark.range(1).selectExpr(
         "1 AS i",
         "'äö' AS s",
@@ -142,8 +142,8 @@ def test_any_column_has_a_size(spark):
     assert observed.exported() == Exported(1, 4 + 4 + 3 + 1 + 8 + 8 + (1 + 2 + 1))
 
 
-def test_bytes_are_estimated_from_some_rows(spark):
-    """Of each partition, the first among them; the rows are counted one by one."""
+def test_bytes_are_estimated_from_a_sample(spark):
+    """Of the rows in each partition, beginning with the first; rows are counted exactly."""
     observed = Observed(spark.range(0, 1000, 1, 3).selectExpr("cast(id AS string) AS s", "'abcd' AS t"))
     observed.frame.write.format("noop").mode("overwrite").save()
     found = observed.exported()
@@ -151,16 +151,16 @@ def test_bytes_are_estimated_from_some_rows(spark):
     assert found.size_bytes == pytest.approx(1000 * 4 + 10 + 2 * 90 + 3 * 900, rel=0.05)
 
 
-def test_a_frame_without_rows_or_columns_is_nothing(spark):
-    """Sums of nothing are null in Spark."""
+def test_a_frame_without_rows_or_columns_has_size_zero(spark):
+    """A sum of no rows is null in Spark."""
     for frame in (spark.range(0), spark.range(1).select()):
         observed = Observed(frame)
         observed.frame.write.format("noop").mode("overwrite").save()
         assert observed.exported().size_bytes == 0
 
 
-def test_a_sink_that_read_nothing_is_not_waited_for(spark, monkeypatch):
-    """Spark has no figures of it, ever."""
+def test_a_sink_that_reads_nothing_is_not_waited_for(spark, monkeypatch):
+    """Spark never has figures for it."""
     monkeypatch.setattr("quiver.spark.exporters.exported.OBSERVED_S", 0.01)
     assert Observed(spark.range(3)).exported() == Exported()
 
@@ -184,13 +184,13 @@ def test_a_sink_that_read_nothing_is_not_waited_for(spark, monkeypatch):
         ("\u00e9t\u00e9", "other"),
     ],
 )
-def test_an_error_has_a_type(text, kind):
-    """By its name, wherever it comes from."""
+def test_errors_are_classified_by_name(text, kind):
+    """Whether the exception is from Python, Java or Quiver."""
     assert failure_type(text) == kind
 
 
-def test_a_bundle_that_fails_is_a_failure_of_its_exporter(spark, store, tmp_path):
-    """With its type and its words; what is good is delivered behind it, which ends that."""
+def test_a_bad_bundle_is_a_failure_of_its_exporter(spark, store, tmp_path):
+    """With its type and message; good bundles are delivered after it, and then the failure is over."""
     seal_requests(store, logs_request([1]), b"\xff", logs_request([0]))
     observer = InMemoryObserver()
     stats = ExporterStats("out", observer, roots=[store.root])
@@ -202,7 +202,7 @@ def test_a_bundle_that_fails_is_a_failure_of_its_exporter(spark, store, tmp_path
     )
 
     class Batches:
-        """The query's id, which a test's batch does not have."""
+        """Adds the query's id, which a batch of a test does not have."""
 
         probe, export_one, exported_individually = batches.probe, batches.export_one, batches.exported_individually
 
@@ -212,8 +212,8 @@ def test_a_bundle_that_fails_is_a_failure_of_its_exporter(spark, store, tmp_path
     policy = RetryPolicy(on_exhausted="drop")
     with BadBundleFilter(
         Batches(), "out", policy, store_path=store.root, spark=spark, stats=stats, background=False
-    ) as sieve:
-        sieve(bundles_of(spark, store), 0)
+    ) as bad_bundles:
+        bad_bundles(bundles_of(spark, store), 0)
     by_type = {dict(attributes).get("type"): count for (name, attributes), count in observer.counts.items() if count}
     assert (by_type["data"], by_type["processor"]) == (1, 1)
     assert totals(observer)["rows"] == 1
@@ -242,8 +242,8 @@ nodes:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_query_that_fails_and_then_succeeds(spark, tmp_path):
-    """Its error stands in the report until something is delivered; the ingest process tells its counts."""
+def test_a_query_that_fails_and_then_succeeds_reports_both(spark, tmp_path):
+    """Its error stays in the report until something is delivered; the ingest process publishes its counts."""
     root, out, run_dir = tmp_path / "buffer", tmp_path / "lake", tmp_path / "run"
     run_dir.mkdir()
     file = tmp_path / "p.yaml"
@@ -258,8 +258,8 @@ def test_a_query_that_fails_and_then_succeeds(spark, tmp_path):
 
     (plan,) = plan_queries(read_pipeline(file, [], {}), run_dir)
     counts = CountsWritten(run_dir, 1)
-    told = InMemoryObserver()
-    reading = CountsRead(run_dir, told)
+    observer = InMemoryObserver()
+    reading = CountsRead(run_dir, observer)
 
     def look_until(one, is_reached):
         while not is_reached():
@@ -276,8 +276,8 @@ def test_a_query_that_fails_and_then_succeeds(spark, tmp_path):
         report = load_report(REAL_FILES, str(root), "lake")
         assert (report.is_failing, report.last_success_at_ns, report.last_failure.type) == (True, None, "storage")
         assert "Directory" in report.last_failure.message or "directory" in report.last_failure.message
-        assert told.total("quiver.exporter.failures_total") >= 1
-        assert told.total("quiver.exporter.rows_total") == 0
+        assert observer.total("quiver.exporter.failures_total") >= 1
+        assert observer.total("quiver.exporter.rows_total") == 0
     finally:
         one.stop()
 
@@ -291,4 +291,4 @@ def test_a_query_that_fails_and_then_succeeds(spark, tmp_path):
     again.save_report(is_last=True)
     report = load_report(REAL_FILES, str(root), "lake")
     assert (report.is_failing, report.last_failure.type) == (False, "storage")
-    assert told.total("quiver.exporter.rows_total") == len(NUMBERS)
+    assert observer.total("quiver.exporter.rows_total") == len(NUMBERS)

@@ -1,4 +1,4 @@
-"""Who may read what exporters write: as the umask says, or as a setting does. Tasks only; no Spark session here."""
+"""The permissions of files that exporters write: by the umask, or by a setting. Tasks only, without a Spark session."""
 
 import os
 import stat
@@ -37,8 +37,8 @@ def modes(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("mode", "files", "directories"), [(None, "0o644", "0o755"), (0o640, "0o640", "0o750")])
-def test_tasks_write_files_of_that_mode(store, tmp_path, mode, files, directories):
-    """Parquet of whole bundles, and of tables; the directories are entered by who may read."""
+def test_tasks_write_files_with_the_configured_mode(store, tmp_path, mode, files, directories):
+    """Parquet of complete bundles and of tables; readers of the files may enter the directories."""
     path = store.rows(1)
     out = tmp_path / "out"
     descriptors = pa.RecordBatch.from_pydict({"path": [path], "segment": [0], "index": pa.array([0], pa.int32())})
@@ -53,8 +53,8 @@ def test_tasks_write_files_of_that_mode(store, tmp_path, mode, files, directorie
     assert found["slots"] == found["jsonl"] == directories
 
 
-def test_records_do_not_name_files_to_others(tmp_path):
-    """They have the mode of the files."""
+def test_commit_records_have_the_mode_of_the_files(tmp_path):
+    """Otherwise, other users could read the names of the files."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "p.part").write_bytes(b"")
     committer = ExportCommitter(REAL_FILES, str(tmp_path), query_id="q", stores=["s"], subscriber="x", file_mode=0o600)
@@ -64,7 +64,7 @@ def test_records_do_not_name_files_to_others(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "file"])
-def test_the_key_of_a_pipeline(kind):
+def test_the_mode_in_a_pipeline_file_is_a_string(kind):
     """In quotes: YAML would read another number."""
     text = PIPELINE.replace("KIND", kind)
     pipeline, _ = load_pipeline(text.replace("MODE", '"0640"'), source="p.yaml", values={})
@@ -74,8 +74,8 @@ def test_the_key_of_a_pipeline(kind):
             load_pipeline(text.replace("MODE", wrong), source="p.yaml", values={})
 
 
-def test_a_mode_that_cannot_be(tmp_path):
-    """The exporter could not write its own files, or they would be programs."""
+def test_unusable_modes_are_refused(tmp_path):
+    """The exporter could not write its own files, or the files would be executable."""
     for mode in (0o400, 0o755, 0o1644):
         with pytest.raises(SettingsError, match="file_mode"):
             FileSettings("out", file_mode=mode)

@@ -1,4 +1,4 @@
-"""Rows of a view become a request again that shows the same rows."""
+"""Rows of a view are converted to a request that has the same rows."""
 
 import json
 from collections import Counter
@@ -34,8 +34,8 @@ def as_set(batch):
 
 
 @pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
-def test_recorded_requests_come_back(path):
-    """Row by row, whatever order resources and scopes are in."""
+def test_recorded_requests_round_trip(path):
+    """Row by row, for any order of resources and scopes."""
     name = view_of(path)
     batch = rows_of(path.read_bytes(), name)
     again = rows_of(request_of_rows(batch, name).SerializeToString(), name)
@@ -43,8 +43,8 @@ def test_recorded_requests_come_back(path):
     assert batch.num_rows > 0
 
 
-def test_json_is_that_of_otlp():
-    """Ids in hex, enumerations in numbers, one line; our own receiver reads it."""
+def test_json_follows_the_otlp_specification():
+    """Ids in hex, enumerations as numbers, one line; our own receiver accepts it."""
     request = ExportTraceServiceRequest()
     span = request.resource_spans.add().scope_spans.add().spans.add()
     span.trace_id, span.span_id, span.name, span.kind = bytes(range(16)), bytes(range(8)), "a\nb", 2
@@ -58,8 +58,8 @@ def test_json_is_that_of_otlp():
     assert found["attributes"][0] == {"key": "traceId", "value": {"stringValue": "not an id"}}
 
 
-def test_rows_are_put_together():
-    """One resource, scope and metric each, however the rows lie."""
+def test_rows_are_grouped():
+    """There is one resource, scope and metric each, for any order of the rows."""
     request = ExportMetricsServiceRequest()
     for _ in range(2):
         for service in ("a", "b"):
@@ -78,8 +78,8 @@ def test_rows_are_put_together():
         assert len(metric.sum.data_points) == 2
 
 
-def test_values_keep_their_kind():
-    """Nested ones, too: a whole number stays one, a float stays one."""
+def test_values_keep_their_type():
+    """Also nested ones: an integer remains an integer, a float a float."""
     request = ExportLogsServiceRequest()
     record = request.resource_logs.add().scope_logs.add().log_records.add()
     values = record.body.kvlist_value.values
@@ -92,8 +92,8 @@ def test_values_keep_their_kind():
     assert made.resource_logs[0].scope_logs[0].log_records[0].body == record.body
 
 
-def test_fewer_columns_are_fine():
-    """What a query left out is left out; a timestamp alone is a time."""
+def test_columns_may_be_missing():
+    """Fields that the query did not select are absent; one timestamp is enough for a time."""
     batch = pa.RecordBatch.from_pylist(
         [{"time": datetime(2026, 1, 31, 12, tzinfo=UTC), "severity_text": "INFO"}],
         schema=pa.schema([view_schema("logs").field("time"), pa.field("severity_text", pa.string())]),
@@ -105,8 +105,8 @@ def test_fewer_columns_are_fine():
     assert not record.HasField("body")
 
 
-def test_other_rows_are_refused():
-    """The column that is none of the view's is named."""
+def test_rows_with_other_columns_are_refused():
+    """The error names the unknown column."""
     batch = pa.record_batch({"service": ["a"], "count": [1]})
     assert not is_view(batch.schema, "logs")
     assert not is_view(batch.schema, "errors")
@@ -118,8 +118,8 @@ def test_other_rows_are_refused():
         request_of_rows(pa.record_batch({"name": ["x"]}), "metrics")
 
 
-def test_our_receiver_reads_what_is_written():
-    """OTLP/JSON in, the same request out."""
+def test_our_receiver_reads_the_output():
+    """It decodes OTLP/JSON to the same request."""
     path = next(path for path in VECTORS if path.name.startswith("traces_rich"))
     batch = rows_of(path.read_bytes(), "spans")
     parsed = request_from_json(json_of_rows(batch, "spans"), "spans")

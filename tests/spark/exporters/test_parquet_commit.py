@@ -1,4 +1,4 @@
-"""Parquet files become visible whole, once, and stay so, whatever step a crash cuts short."""
+"""Parquet files become visible completely and once, and remain visible, after a crash at any step."""
 
 import json
 
@@ -23,7 +23,7 @@ STORE = "5c0f"
 
 
 class PowerCut(Exception):
-    """The machine stops here."""
+    """The machine loses power."""
 
 
 def committer(fs, query_id=QUERY, store=STORE, subscriber="exp"):
@@ -33,7 +33,7 @@ def committer(fs, query_id=QUERY, store=STORE, subscriber="exp"):
 
 
 def write_parts(fs, query_id, batch, attempt, tables=("logs", "spans")):
-    """What tasks do: a hidden file per table, synced; its name is not."""
+    """Write a hidden file per table, as tasks do; its content is synced, its name is not."""
     parts = []
     for table in tables:
         fs.make_dirs(f"/out/{table}")
@@ -47,7 +47,7 @@ def write_parts(fs, query_id, batch, attempt, tables=("logs", "spans")):
 
 
 def visible(fs):
-    """What any reader sees: path → contents, hidden names left out."""
+    """Return path → contents of the files that readers see; hidden names are excluded."""
     seen = {}
     for table in ("logs", "spans"):
         if fs.exists(f"/out/{table}"):
@@ -58,12 +58,12 @@ def visible(fs):
 
 
 def hidden(fs):
-    """Parts that nobody renamed or removed."""
+    """Return parts that were neither renamed nor removed."""
     return [name for table in ("logs", "spans") for name in fs.list_dir(f"/out/{table}") if name.endswith(".part")]
 
 
 def export(fs, batch, attempt, query_id=QUERY):
-    """One run of a batch, as the exporter does it after a restart."""
+    """Export one batch, as an exporter does after a restart."""
     made = committer(fs, query_id)
     if not made.is_committed(batch):
         made.commit(batch, write_parts(fs, query_id, batch, attempt), {STORE: BundleRef(batch + 1, 0)})
@@ -90,8 +90,8 @@ EXPECTED = {
 }
 
 
-def test_a_batch_appears_once_after_a_crash_at_any_step():
-    """Before the record nothing of it is visible, after it everything comes; never twice, never half a file."""
+def test_a_crash_at_any_step_exports_a_batch_once():
+    """Before the commit record nothing of the batch is visible; after it, all files appear; never twice or partly."""
     total = steps_of_one_export()
     assert total > 10
     for stop in range(total):
@@ -117,8 +117,8 @@ def test_a_batch_appears_once_after_a_crash_at_any_step():
             assert visible(after.clone_after_crash(seed)) == EXPECTED
 
 
-def test_what_a_failed_job_wrote_goes_at_once():
-    """Of that batch alone: another one's, and other queries', stay."""
+def test_files_of_a_failed_job_are_removed_immediately():
+    """Only those of its batch; files of another batch and of other queries stay."""
     fs = fresh()
     first = committer(fs)
     with first.writing(0):
@@ -135,8 +135,8 @@ def test_what_a_failed_job_wrote_goes_at_once():
     assert visible(fs) == EXPECTED
 
 
-def test_a_crash_while_recovering_changes_nothing():
-    """Recovery can be cut short at any step, and done again."""
+def test_a_crash_during_recovery_changes_nothing():
+    """Recovery may be interrupted at any step, and is then repeated."""
     base = fresh()
     export(base, 0, "a")
 
@@ -149,7 +149,7 @@ def test_a_crash_while_recovering_changes_nothing():
 
         return cut
 
-    # Stop right behind the record, with both parts still hidden.
+    # Stop directly after the record, with both parts still hidden.
     made = committer(base)
     parts = write_parts(base, QUERY, 1, "b")
     renames = []
@@ -180,15 +180,15 @@ def test_a_crash_while_recovering_changes_nothing():
 
 
 def export_apart(fs, name, attempt):
-    """The same for a bundle by itself, beside the query."""
+    """Export one bundle individually, as the retry queue does."""
     made = committer(fs, name)
     if not made.is_committed(0):
         made.commit(0, write_parts(fs, name, 0, attempt), {})
 
 
 @pytest.mark.parametrize("stop", range(24))
-def test_a_bundle_by_itself_is_exported_once_beside_the_query(stop):
-    """Cut short at any step: whole, once, and what the query is just writing is left alone."""
+def test_an_individual_bundle_is_exported_once(stop):
+    """After a crash at any step it is complete, and the files that the query is writing are not changed."""
     one, other = (individual_id("exp", f"{STORE}/0:{index}") for index in (1, 2))
     fs = fresh()
     export(fs, 0, "a")
@@ -216,12 +216,12 @@ def test_a_bundle_by_itself_is_exported_once_beside_the_query(stop):
     assert len(visible(fs)) == len(before) + 2
     assert sorted(hidden(fs)) == sorted(part.name for part in running)
     made = committer(fs)
-    assert made.exported_through == {STORE: BundleRef(1, 0)}, "it says nothing of other bundles"
+    assert made.exported_through == {STORE: BundleRef(1, 0)}, "it has no information about other bundles"
     assert hidden(fs) == []
 
 
-def test_a_new_query_of_the_same_subscriber_goes_on_where_the_old_one_stopped():
-    """A lost checkpoint makes a new query; what was committed is finished and not taken again."""
+def test_a_new_query_continues_where_the_old_one_stopped():
+    """After the loss of a checkpoint, committed batches are completed and not exported again."""
     fs = fresh()
     export(fs, 0, "a")
     made = committer(fs)
@@ -241,7 +241,7 @@ def test_a_new_query_of_the_same_subscriber_goes_on_where_the_old_one_stopped():
 
 @pytest.mark.parametrize(("store", "subscriber"), [("other", "exp"), (STORE, "other"), ("unknown", "exp")])
 def test_other_stores_and_subscribers_are_independent(store, subscriber):
-    """Their batches are neither finished nor counted here, and their files stay."""
+    """Their batches are neither completed nor counted, and their files stay."""
     fs = fresh()
     export(fs, 0, "a")
     write_parts(fs, QUERY, 1, "still being written")
@@ -258,7 +258,7 @@ def test_an_empty_batch_writes_nothing():
     assert fs.list_dir("/out") == ["_quiver"]
 
 
-def test_old_records_go():
+def test_old_records_are_removed():
     """The last hundred stay."""
     fs = fresh()
     made = committer(fs)
@@ -269,8 +269,8 @@ def test_old_records_go():
     assert names[0] == "0000000005.json"
 
 
-def test_a_damaged_record_is_said():
-    """Cut anywhere or any byte flipped: an error, never another batch."""
+def test_a_damaged_record_is_reported():
+    """Truncated anywhere, or with any byte flipped: an error, never another batch."""
     fs = fresh()
     made = committer(fs)
     made.commit(0, write_parts(fs, QUERY, 0, "a"), {STORE: BundleRef(1, 0)})
@@ -292,7 +292,7 @@ def test_a_damaged_record_is_said():
         ExportRecord.decode(json.dumps(newer).encode(), path)
 
 
-def test_a_record_of_the_first_version_is_read():
+def test_a_record_of_version_1_is_read():
     """It names one store and one position."""
     from quiver.spark.exporters.parquet_commit import _checksum
 
@@ -302,7 +302,7 @@ def test_a_record_of_the_first_version_is_read():
 
 
 def test_every_core_has_its_position():
-    """A record is ours when one of our stores is in it; another query goes on in each of them."""
+    """A record belongs to an exporter if it names one of its stores; a new query continues in each of them."""
     fs = fresh()
     made = ExportCommitter(fs, "/out", query_id=QUERY, stores=["a", "b"], subscriber="exp", suffix=".jsonl")
     made.recover()

@@ -1,4 +1,4 @@
-"""A query that delivers to a far side of one's own, and exporters that meet what they cannot decode."""
+"""A query that delivers to a custom destination, and exporters with bundles that cannot be decoded."""
 
 import shutil
 import threading
@@ -49,7 +49,7 @@ def pending(store, subscriber, *counts):
     ]
 
 
-class FarSide:
+class Destination:
     def __init__(self, **answers):
         self.answers = answers
         self.has = []
@@ -74,39 +74,39 @@ def wait_until(true):
 
 
 @pytest.mark.spark
-def test_offsets_move_on_and_nothing_is_acknowledged_that_failed(spark, store, tmp_path):
-    """What failed is delivered by the drain, in this life of the query or the next; poison is a letter."""
+def test_offsets_advance_and_failed_bundles_are_not_acknowledged(spark, store, tmp_path):
+    """The drain delivers them, in this process or the next; a poisoned bundle becomes a dead letter."""
     seal(store, b"a", b"sick", b"poison")
     seal(store, b"b")
-    far = FarSide(sick=Transient("UNAVAILABLE"), poison=Permanent("HTTP 400", "no"))
+    destination = Destination(sick=Transient("UNAVAILABLE"), poison=Permanent("HTTP 400", "no"))
     policy = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05)
     checkpoint = str(tmp_path / "checkpoint")
-    with BundleDelivery(store.root, "out", far.take, policy=policy, letters=DeadLetters) as delivery:
+    with BundleDelivery(store.root, "out", destination.take, policy=policy, letters=DeadLetters) as delivery:
         for _ in range(2):
             finish(start_delivery(spark, store.root, delivery, "out", checkpoint=checkpoint, trigger=NOW))
-        assert sorted(far.has) == ["a", "b"]
+        assert sorted(destination.has) == ["a", "b"]
         assert pending(store, "out", 3, 1) == [(0, 1)]
         assert [entry.ref for entry in load_retry_set(REAL_FILES, store.root, "out")] == [BundleRef(0, 1)]
     seal(store, b"c")
-    far.answers.pop("sick")
-    with BundleDelivery(store.root, "out", far.take, policy=policy, letters=DeadLetters) as delivery:
+    destination.answers.pop("sick")
+    with BundleDelivery(store.root, "out", destination.take, policy=policy, letters=DeadLetters) as delivery:
         wait_until(lambda: not load_retry_set(REAL_FILES, store.root, "out"))
         for _ in range(2):
             finish(start_delivery(spark, store.root, delivery, "out", checkpoint=checkpoint, trigger=NOW))
-    assert sorted(far.has) == ["a", "b", "c", "sick"]
+    assert sorted(destination.has) == ["a", "b", "c", "sick"]
     assert pending(store, "out", 3, 1, 1) == []
     (letter,) = read_dead_letters(REAL_FILES, store.root, "out")
     assert (letter.ref, letter.reason) == (BundleRef(0, 2), "HTTP 400: no")
-    assert far.batch_ids["sick"] == {"5c0f0000-0000-0000-0000-000000000001/0:1"}
+    assert destination.batch_ids["sick"] == {"5c0f0000-0000-0000-0000-000000000001/0:1"}
 
 
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(("how", "fails"), [("dead_letter", False), ("dead_letter", True), ("drop", True)])
-def test_what_cannot_be_decoded_stops_no_exporter(spark, store, tmp_path, how, fails):
+def test_an_undecodable_bundle_stops_no_exporter(spark, store, tmp_path, how, fails):
     """
-    Everything else of its batch is exported, once, and the batches behind it. It is a letter also where policy may
-    drop what was not read: this was, and nobody else would say that it is not there.
+    All other bundles of its batch and later batches are exported once. The bundle is a dead letter even if a policy
+    may drop unread bundles: this one was read, and nothing else reports that it is missing.
     """
     path = seal(store, logs_request([1, 2]), b"\xff\xff", logs_request([3]))
     seal(store, b"\xff", logs_request([4]))
@@ -133,10 +133,10 @@ def test_what_cannot_be_decoded_stops_no_exporter(spark, store, tmp_path, how, f
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_what_cannot_be_decoded_is_a_letter_behind_processors_too(spark, store, tmp_path):
-    """Where policy may drop what was not read, as above."""
+def test_an_undecodable_bundle_after_processors_is_a_dead_letter(spark, store, tmp_path):
+    """Even if a policy may drop unread bundles, as above."""
     seal(store, logs_request([1]), b"\xff\xff")
-    sieve = {"policy": RetryPolicy(), "letters": DeadLetters, "fail_on_data_loss": False}
+    bad_bundles = {"policy": RetryPolicy(), "letters": DeadLetters, "fail_on_data_loss": False}
     finish(
         start_export(
             spark,
@@ -146,7 +146,7 @@ def test_what_cannot_be_decoded_is_a_letter_behind_processors_too(spark, store, 
             checkpoint=str(tmp_path / "checkpoint"),
             trigger=NOW,
             options={"failOnDataLoss": "false"},
-            around=partial(BadBundleFilter, subscriber="files", **sieve),
+            around=partial(BadBundleFilter, subscriber="files", **bad_bundles),
         )
     )
     lines = [line for file in (tmp_path / "files" / "logs").glob("*.jsonl") for line in file.read_text().splitlines()]
@@ -156,8 +156,8 @@ def test_what_cannot_be_decoded_is_a_letter_behind_processors_too(spark, store, 
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_what_cannot_be_decoded_halts_an_exporter_that_is_told_to(spark, store, tmp_path):
-    """Its query ends with the reason, which says that it is no use to start it again."""
+def test_an_undecodable_bundle_halts_an_exporter_if_configured(spark, store, tmp_path):
+    """The query ends with the reason, from which the supervisor knows that a restart does not help."""
     seal(store, b"\xff\xff")
     around = partial(BadBundleFilter, subscriber="lake", policy=RetryPolicy(on_exhausted="halt"))
     checkpoint = str(tmp_path / "checkpoint")
@@ -171,12 +171,14 @@ def rows(path, *indexes):
     return [(path, int(path[-21:-5]), index) for index in indexes]
 
 
-def test_without_spark_a_halt_stops_the_next_batch(store):
-    """Whether a batch met the bundle or the drain did."""
+def test_a_halt_stops_the_next_batch(store):
+    """Whether the bundle failed in a batch or in the drain. Without Spark."""
     path = seal(store, b"a", b"bad")
-    far = FarSide(bad=Permanent("HTTP 400"))
+    destination = Destination(bad=Permanent("HTTP 400"))
     clock = ManualClock(waits="hold")
-    with BundleDelivery(store.root, "out", far.take, policy=RetryPolicy(on_exhausted="halt"), clock=clock) as delivery:
+    with BundleDelivery(
+        store.root, "out", destination.take, policy=RetryPolicy(on_exhausted="halt"), clock=clock
+    ) as delivery:
         with pytest.raises(DeliveryHaltedError, match=r"out halted at bundle 0:1"):
             delivery.deliver(rows(path, 0, 1))
         clock.wait_for_waiters(1)
@@ -184,32 +186,32 @@ def test_without_spark_a_halt_stops_the_next_batch(store):
         wait_until(lambda: delivery._halted is not None)
         with pytest.raises(DeliveryHaltedError):
             delivery.deliver(rows(path, 0))
-    assert far.has == ["a"]
+    assert destination.has == ["a"]
 
 
-def test_a_core_that_went_and_came_back_is_another_store(store):
-    """Its bundles have the places of the old one's: a far side that knows those must not take them for the same."""
-    far = FarSide(sick=Transient("HTTP 503"))
+def test_a_core_that_was_removed_and_added_is_another_store(store):
+    """Its bundles have the same positions as the old ones: a destination must be able to distinguish them."""
+    destination = Destination(sick=Transient("HTTP 503"))
     path = seal(store, b"a", b"sick")
-    with BundleDelivery(store.root, "out", far.take) as delivery:
+    with BundleDelivery(store.root, "out", destination.take) as delivery:
         delivery.deliver(rows(path, 0, 1))
         shutil.rmtree(store.root)
         seal(StoreMaker(Path(store.root), "5c0f0000-0000-0000-0000-000000000002"), b"b", b"c")
         delivery.deliver(rows(path, 0, 1))
         assert load_retry_set(REAL_FILES, store.root, "out") == ()
-    assert sorted(far.has) == ["a", "b", "c"]
-    assert far.batch_ids["a"] == {"5c0f0000-0000-0000-0000-000000000001/0:0"}
-    assert far.batch_ids["b"] == {"5c0f0000-0000-0000-0000-000000000002/0:0"}
+    assert sorted(destination.has) == ["a", "b", "c"]
+    assert destination.batch_ids["a"] == {"5c0f0000-0000-0000-0000-000000000001/0:0"}
+    assert destination.batch_ids["b"] == {"5c0f0000-0000-0000-0000-000000000002/0:0"}
 
 
-def test_a_damaged_set_holds_all_that_is_not_resolved(store):
-    """Everything is delivered from the set then, some of it twice, none of it never."""
+def test_a_damaged_set_retains_all_unresolved_bundles(store):
+    """Then everything is delivered from the set: some bundles twice, none never."""
     path = seal(store, b"a", b"b")
     with open(f"{store.root}/quiver.retry.out", "wb") as file:
         file.write(b"QUIVER\0R damaged")
-    far = FarSide()
-    with BundleDelivery(store.root, "out", far.take) as delivery:
+    destination = Destination()
+    with BundleDelivery(store.root, "out", destination.take) as delivery:
         delivery.deliver(rows(path, 0, 1))
-        assert far.has == [] or sorted(far.has) == ["a", "b"]
+        assert destination.has == [] or sorted(destination.has) == ["a", "b"]
         wait_until(lambda: not load_retry_set(REAL_FILES, store.root, "out"))
-    assert sorted(far.has) == ["a", "b"]
+    assert sorted(destination.has) == ["a", "b"]

@@ -1,4 +1,4 @@
-"""The Parquet exporter in a real Spark session, read back with pyarrow."""
+"""The Parquet exporter in a real Spark session; its output is read with pyarrow."""
 
 import pathlib
 import shutil
@@ -33,7 +33,7 @@ def column(tmp_path, table, name):
 
 
 def exported(tmp_path):
-    """Every number in the output, over all signals."""
+    """Return every number in the output, over all signals."""
     return sorted(
         column(tmp_path, "logs", "time_unix_nano")
         + column(tmp_path, "spans", "start_time_unix_nano")
@@ -45,8 +45,8 @@ def hidden(tmp_path):
     return [path.name for path in (tmp_path / "out").rglob("*.part")]
 
 
-def test_signals_and_other_slots_get_their_directories(spark, store, tmp_path):
-    """Each batch adds files named by it; nothing is exported twice over restarts; Spark reads them, too."""
+def test_signals_and_other_slots_have_their_own_directories(spark, store, tmp_path):
+    """Each batch adds files with its number; nothing is exported twice after restarts; Spark can read them, too."""
     store.otlp(6)
     export(spark, store, tmp_path)
     store.rows(2)
@@ -62,7 +62,7 @@ def test_signals_and_other_slots_get_their_directories(spark, store, tmp_path):
 
 
 class PowerCut(Exception):
-    """The driver dies here."""
+    """The driver dies."""
 
 
 CUTS = {
@@ -74,7 +74,7 @@ CUTS = {
 
 
 def die(patch, cut):
-    """Let the driver die at this point of the next commit."""
+    """Make the driver die at this point of the next commit."""
     name, renames = CUTS[cut]
     if name is not None:
 
@@ -94,8 +94,8 @@ def die(patch, cut):
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_driver_that_dies_while_committing(spark, store, tmp_path, monkeypatch, cut):
-    """No reader ever sees a row twice, and when the batch comes again every row is there once."""
+def test_a_crash_of_the_driver_during_a_commit_duplicates_nothing(spark, store, tmp_path, monkeypatch, cut):
+    """No reader ever sees a row twice, and after the batch is repeated every row is there once."""
     query_id = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
     store.otlp(6)
 
@@ -117,8 +117,8 @@ def test_a_driver_that_dies_while_committing(spark, store, tmp_path, monkeypatch
     assert hidden(tmp_path) == []
 
 
-def test_a_query_that_dies_while_committing_goes_on(spark, store, tmp_path, monkeypatch):
-    """The same in a query: Spark replays the batch under its number."""
+def test_a_query_continues_after_a_crash_during_a_commit(spark, store, tmp_path, monkeypatch):
+    """Spark repeats the batch with the same number."""
     store.otlp(3)
     with monkeypatch.context() as patch:
         die(patch, "behind the first rename")
@@ -132,7 +132,7 @@ def test_a_query_that_dies_while_committing_goes_on(spark, store, tmp_path, monk
 
 
 def test_a_lost_checkpoint_exports_nothing_twice(spark, store, tmp_path):
-    """Also what was committed here but not yet confirmed in the store is passed over."""
+    """Batches that were committed here but not yet acknowledged in the store are skipped."""
     store.otlp(6)
     export(spark, store, tmp_path)
     shutil.rmtree(tmp_path / "ck")
@@ -142,8 +142,8 @@ def test_a_lost_checkpoint_exports_nothing_twice(spark, store, tmp_path):
     assert exported(tmp_path) == list(range(45))
 
 
-def test_types_beyond_parquet_are_written_plain(spark, store, tmp_path):
-    """Dictionaries stay; what Parquet cannot hold is decoded."""
+def test_types_without_a_parquet_equivalent_are_decoded(spark, store, tmp_path):
+    """Dictionaries are kept."""
     run_ends = pa.RunEndEncodedArray.from_arrays([2], ["x"])
     store.seal([{7: pa.record_batch({"d": pa.array(["a", "b"]).dictionary_encode(), "r": run_ends})}])
     export(spark, store, tmp_path)
@@ -152,7 +152,7 @@ def test_types_beyond_parquet_are_written_plain(spark, store, tmp_path):
 
 
 def test_stop_waits_for_the_end_of_a_batch(spark, store, tmp_path):
-    """Where the query is idle nothing is cut short."""
+    """An idle query is stopped immediately."""
     store.otlp(3)
     query = run_exporter(
         spark, store.root, "exp", str(tmp_path / "out"), str(tmp_path / "ck"), trigger={"processingTime": "0 seconds"}
@@ -165,6 +165,6 @@ def test_stop_waits_for_the_end_of_a_batch(spark, store, tmp_path):
 
 
 def test_an_unknown_compression_is_refused():
-    """Before anything starts."""
+    """Before the exporter starts."""
     with pytest.raises(UsageError, match="zstd, snappy, none"):
         ParquetExporter("b", "exp", "out", compression="lzo")

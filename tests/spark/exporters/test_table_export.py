@@ -1,4 +1,4 @@
-"""From a store through processors to an exporter: every row once, over restarts, and in the right place."""
+"""From a store through processors to an exporter: every row once, after restarts, and in the right directory."""
 
 import gzip
 import io
@@ -23,7 +23,7 @@ OTHER = "d5026f74-7f8b-4a17-8beb-a452f78be02a"
 
 
 def run(spark, store, tmp_path, settings, chain=()):
-    """Export everything that is there, as a query that was restarted would."""
+    """Export everything that is there, like a query after a restart."""
     query = start_export(
         spark, store.root, "exp", settings, checkpoint=str(tmp_path / "checkpoint"), chain=chain,
         trigger={"availableNow": True}, query_name="exp",
@@ -47,8 +47,8 @@ def lines(directory):
 
 
 @pytest.mark.slow
-def test_json_lines_once_over_restarts(spark, store, tmp_path):
-    """A file a batch and task; a restart goes on; a lost checkpoint repeats nothing."""
+def test_json_lines_are_written_once_across_restarts(spark, store, tmp_path):
+    """There is one file per batch and task; a lost checkpoint repeats nothing."""
     store.otlp(7)
     out = tmp_path / "out"
     settings = FileSettings(str(out))
@@ -73,8 +73,8 @@ def test_json_lines_once_over_restarts(spark, store, tmp_path):
     assert len(lines(out / "spans")) == 15
 
 
-def test_otlp_files_are_what_a_collector_reads(spark, store, tmp_path):
-    """One request a line; a table of another shape has no place in them."""
+def test_otlp_files_can_be_read_by_a_collector(spark, store, tmp_path):
+    """One request per line; a table with other columns is refused."""
     store.otlp(3)
     settings = FileSettings(str(tmp_path), format="otlp", compression="gzip")
     batches(spark, store, settings, [FilterSettings(keep="body.int_value > 2", signals=("logs",))])
@@ -87,8 +87,8 @@ def test_otlp_files_are_what_a_collector_reads(spark, store, tmp_path):
         batches(spark, store, settings, [SqlSettings("SELECT count(*) AS n FROM logs")], number=1)
 
 
-def test_parquet_behind_processors(spark, store, tmp_path):
-    """With the columns that a query gives, under the name that it gives."""
+def test_parquet_has_the_columns_of_the_query(spark, store, tmp_path):
+    """In a directory with the name of its output."""
     store.otlp(3)
     chain = [SqlSettings("SELECT count(*) AS n, max(time_unix_nano) AS last FROM logs", output="summary")]
     batches(spark, store, ParquetTables(str(tmp_path / "out")), chain)
@@ -98,8 +98,8 @@ def test_parquet_behind_processors(spark, store, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_store_again(spark, store, tmp_path):
-    """Option B: what went through processors is OTLP in another store, each batch once; any reader reads it."""
+def test_processed_data_are_written_to_another_store(spark, store, tmp_path):
+    """As OTLP, each batch once, so any reader can read it."""
     store.otlp(6)
     target = tmp_path / "second"
     settings = QuiverSinkSettings(str(target), slot="logs")
@@ -118,8 +118,8 @@ def test_a_store_again(spark, store, tmp_path):
         batches(spark, store, QuiverSinkSettings(str(tmp_path / "third")), chain)
 
 
-def test_formats_of_spark(spark, store, tmp_path):
-    """With the table and the batch in path and options; only the tables that were named."""
+def test_formats_of_spark_have_placeholders(spark, store, tmp_path):
+    """For the table and the batch, in path and options; only the selected tables are written."""
     store.otlp(3)
     settings = SparkSinkSettings(
         "json", path=str(tmp_path / "{table}" / "{query}" / "{batch}"), mode="overwrite", tables=("spans",)
@@ -132,8 +132,8 @@ def test_formats_of_spark(spark, store, tmp_path):
 
 
 @pytest.mark.parametrize("shape", ["table", "jsonl"])
-def test_the_console(spark, store, shape):
-    """The first rows, and how many there were."""
+def test_the_console_prints_the_first_rows(spark, store, shape):
+    """And the number of all rows."""
     store.otlp(2)
     frame = spark.read.format("quiver").option("mode", "bundles").load(store.root)
     out = io.StringIO()
@@ -144,7 +144,7 @@ def test_the_console(spark, store, shape):
     first = f'{{"time_unix_nano":0,"a":"{"ä" * 29}…","d":["b","{"c" * 29}…"]}}'
     if shape == "jsonl":
         assert text[0] == first
-        # A row is an object whatever is cut in it, and has all of its columns.
+        # A row is an object with all of its columns, even if values are truncated.
         assert all("name" in json.loads(line) for line in text[2:])
     else:
         assert text[0] == "batch 3, logs: 2 rows, the first 2 of 5"
@@ -152,8 +152,8 @@ def test_the_console(spark, store, shape):
 
 
 @pytest.mark.slow
-def test_cores_are_exported_as_one(spark, tmp_path):
-    """A batch of all cores; what each had before is not repeated by a query with a new checkpoint."""
+def test_cores_are_exported_together(spark, tmp_path):
+    """A batch has data of all cores; a query with a new checkpoint does not repeat exported positions."""
     root = tmp_path / "buffer"
     cores = [StoreMaker(root / f"core_{core}", identity=f"id-{core}") for core in range(2)]
     for core in cores:
@@ -171,8 +171,8 @@ def test_cores_are_exported_as_one(spark, tmp_path):
     assert len(lines(tmp_path / "out" / "spans")) == 10
 
 
-def test_nothing_is_no_batch(spark, store, tmp_path):
-    """A batch of slots that belong to no signal leaves no file."""
+def test_a_batch_without_a_signal_writes_no_file(spark, store, tmp_path):
+    """Its slots belong to no signal."""
     store.rows(2)
     batches(spark, store, FileSettings(str(tmp_path / "out")))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["_quiver"]

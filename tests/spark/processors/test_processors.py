@@ -1,4 +1,4 @@
-"""Processors on frames: what goes on, what is changed, and that the same rows always give the same."""
+"""Processors on frames: which rows pass, what is changed, and that the same rows always have the same result."""
 
 import hashlib
 
@@ -31,7 +31,7 @@ def table(spark, view, rows):
 
 @pytest.fixture(scope="module")
 def logs(spark):
-    """Eight records: one without attributes, one without a severity."""
+    """Return eight records: one without attributes, one without a severity."""
     rows = [
         {
             "time_unix_nano": i,
@@ -48,7 +48,7 @@ def logs(spark):
 
 @pytest.fixture(scope="module")
 def spans(spark):
-    """Two spans, of the traces of two records."""
+    """Return two spans, of the traces of two records."""
     rows = [{"trace_id": f"{i:032x}", "name": f"span {i}"} for i in (1, 3)]
     return table(spark, "spans", rows).cache()
 
@@ -57,15 +57,15 @@ def numbers(frame):
     return sorted(row["time_unix_nano"] for row in frame.select("time_unix_nano").collect())
 
 
-def test_filters(logs):
-    """What is unknown is neither known to be wanted nor known to be unwanted."""
+def test_filters_ignore_rows_without_a_value(logs):
+    """If the condition is null, a row is neither included nor excluded."""
     assert numbers(build(FilterSettings(keep="severity_number >= 15"))(logs)) == [5, 6]
     assert numbers(build(FilterSettings(drop="severity_number >= 15"))(logs)) == [0, 1, 2, 3, 4, 7]
     assert numbers(build(FilterSettings(keep="attributes['n'].int_value = 3"))(logs)) == [3]
 
 
-def test_queries(logs, spans):
-    """Over each table as input, over one view, over several; the others pass."""
+def test_sql_reads_one_table_or_several(logs, spans):
+    """Each table as `input`, one view, or several views; other tables pass unchanged."""
     tables = {"logs": logs, "spans": spans}
     made = process(tables, [SqlSettings("SELECT trace_id FROM input WHERE trace_id IS NOT NULL")])
     assert {name: frame.count() for name, frame in made.items()} == {"logs": 4, "spans": 2}
@@ -98,8 +98,8 @@ def attributes_of(frame):
     return found
 
 
-def test_attributes(logs):
-    """Each action where its key is there, or is not; a record without attributes gets its first."""
+def test_attribute_actions_apply_to_their_keys(logs):
+    """Each action if its key exists, or does not; a record without attributes gets its first one."""
     actions = (
         AttributeAction("insert", "user", value="nobody"),
         AttributeAction("insert", "env", value="prod"),
@@ -118,8 +118,8 @@ def test_attributes(logs):
     assert found[6] == {"user": nobody, "flag": True, "environment": "prod"}
 
 
-def test_an_attribute_without_a_name_can_be_taken_away(spark):
-    """And given one, or be changed: whoever sends it need not be the one who runs this. It is never made."""
+def test_an_attribute_without_a_name_can_be_removed(spark):
+    """Or changed, because a sender may be outside the user's control. No action creates one."""
     other = ("k", value(string_value="y"))
     rows = [
         {"time_unix_nano": 1, "attributes": [("", value(string_value="x")), other]},
@@ -136,8 +136,8 @@ def test_an_attribute_without_a_name_can_be_taken_away(spark):
     assert done(AttributeAction("hash", ""))[1] == {"": hashlib.sha256(b"pepperx").hexdigest(), "k": "y"}
 
 
-def test_attributes_of_the_resource(logs):
-    """And a table without such attributes is refused by name."""
+def test_resource_attributes_can_be_changed(logs):
+    """A table without them is refused by name."""
     settings = AttributesSettings((AttributeAction("upsert", "zone", value=7),), apply_to=("resource", "signal"))
     row = build(settings)(logs).where("time_unix_nano = 1").collect()[0]
     assert row["resource_attributes"]["zone"]["int_value"] == 7
@@ -148,8 +148,8 @@ def test_attributes_of_the_resource(logs):
         build(settings)(logs.select("attributes"))
 
 
-def test_sampling_goes_by_the_trace(spark):
-    """The same traces in every table; a smaller share is part of a larger one; the same at every try."""
+def test_sampling_selects_complete_traces(spark):
+    """The same traces in every table and at every attempt; a smaller share is part of a larger one."""
     ids = [hashlib.md5(str(i).encode()).hexdigest() for i in range(400)]
     logs = table(spark, "logs", [{"trace_id": one, "time_unix_nano": i} for i, one in enumerate(ids)])
     spans = table(spark, "spans", [{"trace_id": one, "name": "x"} for one in ids])
@@ -164,8 +164,8 @@ def test_sampling_goes_by_the_trace(spark):
     assert build(SampleSettings(1.0))(logs).count() == 400
 
 
-def test_sampling_without_a_trace_goes_by_the_contents(spark):
-    """Metrics are left alone unless they are named."""
+def test_sampling_without_a_trace_uses_the_content(spark):
+    """Metrics are not sampled unless they are selected."""
     rows = [{"time_unix_nano": i, "body": value(int_value=i)} for i in range(400)]
     logs = table(spark, "logs", rows)
     first, second = (numbers(build(SampleSettings(0.25))(logs.repartition(n))) for n in (1, 3))
@@ -175,8 +175,8 @@ def test_sampling_without_a_trace_goes_by_the_contents(spark):
     assert process({"metrics": metrics}, [SampleSettings(0.001)]) == {"metrics": metrics}
 
 
-def test_sampling_of_columns_with_any_name(spark):
-    """A query may call a column `service.name`, which is no field of a column `service`."""
+def test_sampling_accepts_any_column_name(spark):
+    """A query may call a column `service.name`, which is not a field of a column `service`."""
     rows = spark.createDataFrame([(i, f"shop {i}") for i in range(400)], "time_unix_nano long, name string")
     named = rows.withColumnsRenamed({"name": "service.name"})
     sampled = numbers(build(SampleSettings(0.25))(named))
@@ -185,8 +185,8 @@ def test_sampling_of_columns_with_any_name(spark):
     assert numbers(build(SampleSettings(1.0))(odd)) == list(range(400))
 
 
-def test_redaction_in_tasks(logs):
-    """The schema stays; what matches does not."""
+def test_redaction_runs_in_tasks(logs):
+    """The schema does not change."""
     made = build(RedactSettings(keys=("user",), value_patterns=(r"\S+@\S+",)))(logs)
     assert made.schema == logs.schema
     row = made.where("time_unix_nano = 2").collect()[0]
@@ -195,8 +195,8 @@ def test_redaction_in_tasks(logs):
     assert row["attributes"]["n"]["int_value"] == 2
 
 
-def test_ones_own_are_functions(logs, spans):
-    """Plain ones for every table, and ones that say for which."""
+def test_user_processors_are_functions(logs, spans):
+    """Plain functions for every table, and functions that select their tables."""
     tables = {"logs": logs, "spans": spans}
 
     def only_one(frame):

@@ -1,4 +1,4 @@
-"""Nothing of what matches is left in a batch, at any depth; everything else is as it was."""
+"""Redaction removes every match from a batch, at any depth, and changes nothing else."""
 
 import base64
 import pickle
@@ -44,8 +44,8 @@ def redacted(*rows):
     return made.to_pylist()
 
 
-def test_values_of_matching_keys_go_whole():
-    """Of any type; a key matches where the pattern is found in it."""
+def test_values_of_matching_keys_are_replaced_completely():
+    """Of any type; a key matches if the pattern is found in it."""
     [made] = redacted(
         row(
             attributes=[
@@ -68,8 +68,8 @@ def test_values_of_matching_keys_go_whole():
     assert made["numbers"] == [("password", None), ("n", 2)]
 
 
-def test_matching_parts_of_texts_go():
-    """In attributes, bodies, events and the columns that were named, not in others."""
+def test_matches_in_strings_are_replaced():
+    """In attributes, bodies, events and the selected columns only."""
     [made] = redacted(
         row(
             attributes=[("mail", value(string_value="from a@b.de to c@d.de"))],
@@ -98,8 +98,8 @@ def test_matching_parts_of_texts_go():
         (None, None),
     ],
 )
-def test_matching_parts_of_bytes_go(before, after):
-    """Of texts in them and of what is no text, in typed values, maps and columns that were named."""
+def test_matches_in_bytes_are_replaced(before, after):
+    """In text and in binary data, in typed values, maps and selected columns."""
     schema = pa.schema([("body", TYPED_VALUE), ("raw", pa.binary()), ("other", pa.binary()),
                         ("plain", pa.map_(pa.string(), pa.binary()))])  # fmt: skip
     redaction = Redaction(["pass"], [r"\w+@[\w.]+"], replacement="****", columns=["raw"])
@@ -113,16 +113,16 @@ def test_matching_parts_of_bytes_go(before, after):
     ]
 
 
-def test_patterns_see_the_characters_of_a_text_in_bytes():
-    """And not half of one, although another value of the column is no text."""
+def test_patterns_match_characters_of_text_in_bytes():
+    """They never match a part of one, even if another value of the column is binary."""
     redaction = Redaction([], ["[äö]"], replacement="-")
     rows = [row(body=value(bytes_value="aäbö".encode())), row(body=value(bytes_value=b"\xe4"))]
     made = redaction.batch(batch(*rows)).to_pylist()
     assert [one["body"]["bytes_value"] for one in made] == [b"a-b-", b"\xe4"]
 
 
-def test_json_is_looked_into():
-    """Keys at any depth, texts at any depth; other values keep their type."""
+def test_json_is_redacted_at_any_depth():
+    """Both keys and strings; other values keep their type."""
     text = '{"password":{"deep":1},"list":["a@b.de",1,2.5,null,true,{"k":"z","token":[1]}],"ü":"ß"}'
     rows = redacted(row(body=value(json_value=text)), row(body=value(json_value='"a@b.de"')), row())
     assert rows[0]["body"]["json_value"] == (
@@ -137,8 +137,8 @@ def test_json_is_looked_into():
     assert broken["body"]["json_value"] == "no json ****"
 
 
-def test_nothing_stays_nothing():
-    """Null and empty are told apart as before, and a slice is only what it shows."""
+def test_empty_values_are_unchanged():
+    """Null and empty remain distinct, and a slice is redacted like a batch."""
     rows = [
         row(attributes=[("password", value(string_value="secret")), ("x", value(bool_value=True))], name="a@b.de"),
         row(),
@@ -152,15 +152,15 @@ def test_nothing_stays_nothing():
     assert REDACTION.batch(batch().slice(0, 0)).num_rows == 0
 
 
-def test_it_travels_to_tasks():
-    """And takes batches one after the other."""
+def test_redaction_can_be_pickled():
+    """Spark sends it to tasks, where it is applied to one batch after another."""
     task = pickle.loads(pickle.dumps(REDACTION))
     made = list(task([batch(row(name="a@b.de")), batch(row(name="x"))]))
     assert [one.column("name").to_pylist() for one in made] == [["****"], ["x"]]
 
 
-def test_keys_alone_leave_texts():
-    """And values alone leave keys."""
+def test_keys_and_values_are_independent():
+    """With keys only, strings are not changed; with values only, keys are not."""
     keys = Redaction(["password"], [], replacement="-")
     made = keys.batch(
         batch(row(attributes=[("password", value(int_value=1))], body=value(json_value='{"password":1}')))
@@ -172,8 +172,8 @@ def test_keys_alone_leave_texts():
     assert made.to_pylist()[0]["attributes"] == [("bb", value(string_value="a-a"))]
 
 
-def test_a_named_column_is_looked_into_where_it_is_nested():
-    """The name of a span and the names of its events are one thing to whoever wrote the file; null stays null."""
+def test_a_selected_column_is_redacted_at_any_depth():
+    """The setting `name` applies to the name of a span and to the names of its events; null remains null."""
     event = pa.struct([("name", pa.string()), ("attributes", SCHEMA.field("attributes").type)])
     schema = pa.schema([("name", pa.string()), ("events", pa.list_(event))])
     rows = [

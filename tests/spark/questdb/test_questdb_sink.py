@@ -1,4 +1,4 @@
-"""The sink `questdb`: rows of a frame in a QWP server, here our own receiver in front of a store."""
+"""The sink `questdb` sends the rows of a frame to a QWP server, here our own receiver with a store."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,9 +23,9 @@ QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
 
 
 @pytest.fixture
-def far_side(tmp_path):
-    """A store that is reached over QWP, without a window that would hide repetitions."""
-    with quiver.open(str(tmp_path / "far")) as store:
+def server(tmp_path):
+    """Yield a store with a QWP receiver, without a dedupe window, which would hide repetitions."""
+    with quiver.open(str(tmp_path / "target")) as store:
         settings = QwpSettings(listening_addr="127.0.0.1:0", dedupe_window_s=0)
         with QwpReceiver(store, settings) as receiver:
             yield store, receiver
@@ -61,9 +61,9 @@ def write(frame, conf, **options):
     writer.save()
 
 
-def test_a_frame_is_in_the_table_once(frame, far_side, tmp_path):
-    """Symbols as symbols, the time as the designated one; a write that is repeated adds nothing."""
-    store, receiver = far_side
+def test_a_frame_is_written_once(frame, server, tmp_path):
+    """Symbols as symbols, the time as the designated timestamp; repeating the write adds nothing."""
+    store, receiver = server
     for _ in range(2):
         write(frame.repartition(2, "sym"), conf(receiver, tmp_path), txnAppId="job", txnVersion="1")
 
@@ -75,12 +75,13 @@ def test_a_frame_is_in_the_table_once(frame, far_side, tmp_path):
     assert pa.types.is_dictionary(bundle[QWP_SLOT].schema.field("sym").type)
 
 
-def test_without_a_server_rows_wait_and_come_with_the_next_write(frame, far_side, tmp_path):
+def test_rows_are_stored_without_a_server_and_sent_with_the_next_write(frame, server, tmp_path):
     """
-    Also those of a partition that has no task any more: whoever writes next empties its slot. What it had sent when it
-    ended, and was not told of, comes once more.
+    Also rows of a partition that no longer has a task: the next write empties its slot.
+
+    Frames that were sent before the end of the task, without a confirmation, are sent again.
     """
-    store, receiver = far_side
+    store, receiver = server
     nowhere = f"ws::addr=127.0.0.1:1;sf_dir={tmp_path}/sf;close_flush_timeout_millis=0;"
     write(frame.repartition(3), nowhere, txnAppId="lost", txnVersion="1")
     assert rows_of(store) == []
@@ -88,7 +89,7 @@ def test_without_a_server_rows_wait_and_come_with_the_next_write(frame, far_side
     from typer.testing import CliRunner
 
     write(frame.coalesce(1).limit(1), conf(receiver, tmp_path), txnAppId="next", txnVersion="1")
-    # A task that ends stops what it had begun to empty for others; a person finishes it.
+    # A task that ends stops draining the slots of others; a user then drains them.
     drained = CliRunner().invoke(
         build_app(), ["qwp", "drain", f"{tmp_path}/sf", "--conf", f"ws::addr=127.0.0.1:{receiver.port};"]
     )
@@ -99,9 +100,9 @@ def test_without_a_server_rows_wait_and_come_with_the_next_write(frame, far_side
 
 
 @pytest.mark.slow
-def test_a_batch_of_a_stream_that_is_repeated_is_not_sent_twice(spark, frame, far_side, tmp_path):
-    """The query dies between its last task and its commit log."""
-    store, receiver = far_side
+def test_a_repeated_batch_of_a_stream_is_not_sent_twice(spark, frame, server, tmp_path):
+    """The query dies after its last task, before the entry in the commit log."""
+    store, receiver = server
     source = tmp_path / "in"
     frame.repartition(2, "sym").write.parquet(str(source))
 
@@ -123,7 +124,7 @@ def test_a_batch_of_a_stream_that_is_repeated_is_not_sent_twice(spark, frame, fa
 
 
 def test_wrong_options_are_refused_before_anything_is_written(frame):
-    """In words; a password is in none of them."""
+    """The error has no password."""
     good = {"conf": "ws::addr=h:1;sf_dir=sf;username=u;password=secret;", "table": "t"}
     assert "secret" not in repr(parse_questdb_options(good))
     for change in ({"conf": ""}, {"table": ""}, {"symbols": "a,a"}, {"tabel": "t"}, {"txnAppId": "a"},
@@ -148,9 +149,9 @@ def test_wrong_options_are_refused_before_anything_is_written(frame):
 
 
 @pytest.mark.slow
-def test_telemetry_becomes_tables_each_batch_once(spark, store, far_side, tmp_path):
-    """Logs and spans with their own times; attributes as JSON; a batch that is tried again adds nothing."""
-    far, receiver = far_side
+def test_telemetry_is_written_to_tables_once_per_batch(spark, store, server, tmp_path):
+    """Logs and spans with their own times; attributes as JSON; repeating a batch adds nothing."""
+    target, receiver = server
     store.otlp(3)
     settings = QuestdbSinkSettings(conf(receiver, tmp_path), table="otel_{table}", tables=("logs", "spans"))
     bundles = spark.read.format("quiver").option("mode", "bundles").load(store.root)
@@ -158,14 +159,14 @@ def test_telemetry_becomes_tables_each_batch_once(spark, store, far_side, tmp_pa
         exporter = exporter_of(settings, subscriber="exp")
         TableBatches(store.root, exporter, chain=()).export(bundles, 1, query=QUERY)
 
-    logs, spans = rows_of(far, "otel_logs"), rows_of(far, "otel_spans")
+    logs, spans = rows_of(target, "otel_logs"), rows_of(target, "otel_spans")
     assert (len(logs), len(spans)) == (5, 5)
     assert "time_unix_nano" not in logs[0]
-    assert rows_of(far, "otel_metrics") == []
+    assert rows_of(target, "otel_metrics") == []
 
 
 def test_settings_of_the_exporter_are_checked():
-    """The connect string above all; it is not shown."""
+    """Including the connect string, which is not shown."""
     good = QuestdbSinkSettings("ws::addr=h:1;sf_dir=sf;username=u;password=secret;")
     assert (good.table_of("logs"), "secret" in repr(good)) == ("logs", False)
     several = replace(good, conf="wss::addr=a,b:1;addr=c;sf_dir=sf;")

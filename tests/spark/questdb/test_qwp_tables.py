@@ -1,4 +1,4 @@
-"""Tables that came over QWP, read by name."""
+"""Spark reads tables that were received over QWP, by name."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -28,7 +28,7 @@ def message(table, *rows):
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """A store with three tables, one of which grew a column; and one of another kind."""
+    """Return a store with three tables, one of which gained a column, and one table of another kind."""
     path = str(tmp_path_factory.mktemp("qwp") / "buffer")
     with quiver.open(path) as store:
         taker = QwpIntake(store, QwpSettings()).open()
@@ -53,8 +53,8 @@ def load(spark, path, **options):
     return reader.load()
 
 
-def test_a_table_is_read_by_name_whatever_else_the_slot_holds(spark, path):
-    """Its own columns, over all its messages; the name's case does not count."""
+def test_a_table_is_read_by_name(spark, path):
+    """With its own columns, over all of its messages; upper and lower case are equal, and other data are ignored."""
     found = load(spark, path, table="TRADES")
 
     assert sorted(found.columns) == ["price", "side", "sym", "timestamp"]
@@ -63,8 +63,8 @@ def test_a_table_is_read_by_name_whatever_else_the_slot_holds(spark, path):
     assert [row.asDict() for row in load(spark, path, table="other", columns="x").collect()] == [{"x": 1}]
 
 
-def test_all_types_become_what_spark_has(spark, path):
-    """Values, not their bytes."""
+def test_all_types_have_a_spark_type(spark, path):
+    """The values are converted, not only their bytes."""
     (row,) = load(spark, path, table="all").collect()
 
     assert (row["i"], row["t"], row["b"], row["s"], row["d"]) == (1, "text", True, "é", Decimal("1.25"))
@@ -72,14 +72,14 @@ def test_all_types_become_what_spark_has(spark, path):
     assert (bytes(row["raw"]), row["m"].year) == (b"\x00\x01", 2026)
 
 
-def test_a_table_that_is_not_there_is_refused(spark, path):
-    """In words, and at once."""
+def test_an_unknown_table_is_refused(spark, path):
+    """Immediately, with a message."""
     with pytest.raises(Exception, match="no sealed segment of .* holds rows of a table 'nothing'"):
         load(spark, path, table="nothing")
 
 
-def test_what_a_table_does_not_go_with():
-    """A view, and modes that hand over whole bundles."""
+def test_a_table_cannot_be_combined_with_other_options():
+    """Neither with a view nor with the modes for complete bundles."""
     for other in ({"view": "logs"}, {"mode": "bundles"}):
         with pytest.raises(UsageError):
             parse_options({"path": "p", "table": "t", **other})

@@ -1,4 +1,4 @@
-"""A Spark query reads segments that only the object tier has, where a plain read of the files would find nothing."""
+"""Spark queries read segments that are stored only in the object tier."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 40
 
 @pytest.fixture
 def cold_store(tmp_path: Path) -> Path:
-    """Four segments of ten rows, all of them in the tier, none on the disk."""
+    """Return a store with four segments of ten rows, all in the object tier, none on disk."""
     root = tmp_path / "buffer"
     settings = Settings(cold_objects=ObjectLocation.from_url(str(tmp_path / "cold")), cold_local_bytes=0)
     with quiver.open(root, settings, background=False) as store:
@@ -32,15 +32,15 @@ def cold_store(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_batch_query_reads_the_tier(spark, cold_store):
+def test_a_batch_query_reads_the_object_tier(spark, cold_store):
     """Schema, plan and every row."""
     frame = spark.read.format("quiver").option("path", str(cold_store)).option("slot", "30").load()
     assert sorted(row["n"] for row in frame.collect()) == list(range(ROWS))
 
 
 @pytest.mark.slow
-def test_a_streaming_query_reads_the_tier_and_finishes_segments(spark, cold_store, tmp_path):
-    """As a subscriber: what it has resolved leaves the tier at the store's next pass."""
+def test_a_streaming_query_reads_the_object_tier_and_acknowledges(spark, cold_store, tmp_path):
+    """As a subscriber: the next maintenance of the store deletes resolved segments from the tier."""
     frame = spark.readStream.format("quiver").option("path", str(cold_store)).option("slot", "30")
     frame = frame.option("startingOffsets", "earliest").option("subscriber", "spark").load()
     query = (
@@ -56,7 +56,7 @@ def test_a_streaming_query_reads_the_tier_and_finishes_segments(spark, cold_stor
 
 
 def test_a_task_names_a_damaged_object(cold_store, tmp_path):
-    """The key, not a file that is not there; passed over where losing it is allowed."""
+    """The error has the key of the object; with `failOnDataLoss` off, the object is skipped."""
     first = min((tmp_path / "cold").rglob("*.qseg"))
     first.chmod(0o600)
     first.write_bytes(first.read_bytes()[:-1] + b"\0")

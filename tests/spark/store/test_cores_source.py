@@ -1,4 +1,7 @@
-"""A store on several cores is one stream: offsets hold a position for each, and cores come and go. No Spark here."""
+"""
+A store on several cores is one stream: offsets have a position for each core, and cores are added and removed. No
+Spark.
+"""
 
 import json
 import shutil
@@ -21,7 +24,7 @@ ALL = ReadAllAvailable()
 
 @pytest.fixture
 def readers():
-    """Makes the source side of a query; let go in the end."""
+    """Return a function that makes the source side of a query; all of them are closed at the end."""
     made = []
 
     def make(path, **options):
@@ -50,7 +53,7 @@ def read(reader, start, end):
 
 
 def test_all_cores_are_one_stream(tmp_path, readers):
-    """Each bundle once; the same offsets give the same; what is committed is deleted in every core."""
+    """Each bundle once; the same offsets select the same bundles; committed bundles are deleted in every core."""
     with opened(tmp_path, 3) as store:
         reader = readers(tmp_path)
         start = reader.initialOffset()
@@ -71,8 +74,8 @@ def test_all_cores_are_one_stream(tmp_path, readers):
         assert store.stats()["segments"] == 0
 
 
-def test_a_core_that_comes_is_read_from_its_beginning(tmp_path, readers):
-    """Also by a query that began at the latest, and again when the batch is planned again."""
+def test_an_added_core_is_read_from_its_beginning(tmp_path, readers):
+    """Also by a query that started at the latest position, and again if the batch is planned again."""
     with opened(tmp_path, 2) as store:
         ingest(store, range(4), 2)
         reader = readers(tmp_path, startingoffsets="latest")
@@ -89,8 +92,8 @@ def test_a_core_that_comes_is_read_from_its_beginning(tmp_path, readers):
         assert again.latestOffset(end, ALL) == end
 
 
-def test_a_core_that_goes_keeps_its_last_position(tmp_path, readers):
-    """It goes when everything in it is committed; one that comes back is another one."""
+def test_a_removed_core_keeps_its_last_position(tmp_path, readers):
+    """It is removed when everything in it is committed; one that is added again is another store."""
     reader = readers(tmp_path)
     with opened(tmp_path, 2) as store:
         start = reader.initialOffset()
@@ -109,8 +112,8 @@ def test_a_core_that_goes_keeps_its_last_position(tmp_path, readers):
         assert later["cores"]["1"]["store"] != end["cores"]["1"]["store"]
 
 
-def test_a_core_whose_data_is_gone_is_said_or_passed_over(tmp_path, readers):
-    """When a batch that is to be read again needs it."""
+def test_data_of_a_removed_core_are_reported_or_skipped(tmp_path, readers):
+    """If a batch that is repeated needs them."""
     with opened(tmp_path, 2) as store:
         reader = readers(tmp_path)
         start = reader.initialOffset()
@@ -123,8 +126,8 @@ def test_a_core_whose_data_is_gone_is_said_or_passed_over(tmp_path, readers):
     assert read(readers(tmp_path, failondataloss="false", subscriber="other"), start, end) == [0, 2]
 
 
-def test_limits_are_shared(tmp_path, readers):
-    """Between the cores that have something; a batch has at least a bundle of each."""
+def test_limits_are_divided_between_cores(tmp_path, readers):
+    """Between those with new data; a batch has at least one bundle of each."""
     with opened(tmp_path, 4) as store:
         reader = readers(tmp_path, maxbundlespertrigger="4")
         start = reader.initialOffset()
@@ -140,8 +143,8 @@ def test_limits_are_shared(tmp_path, readers):
         assert sorted(seen) == [i for i in range(32) if i % 4 < 2]
 
 
-def test_a_single_store_that_became_a_core_goes_on(tmp_path, readers):
-    """Its checkpoint names the store; the directory is where it was moved."""
+def test_a_store_that_became_a_core_continues(tmp_path, readers):
+    """The checkpoint names the store, whose directory was moved."""
     single = tmp_path / "single"
     with quiver.open(single, Settings(delete_grace_s=0), background=False) as store:
         reader = readers(single)
@@ -163,7 +166,7 @@ def test_a_single_store_that_became_a_core_goes_on(tmp_path, readers):
 
 
 def test_another_store_is_refused(tmp_path, readers):
-    """All cores are other ones: this is not the store of the checkpoint."""
+    """All cores differ: this is not the store of the checkpoint."""
     for name in ("a", "b"):
         with opened(tmp_path / name, 2) as store:
             ingest(store, [0, 1], 2)
@@ -172,7 +175,7 @@ def test_another_store_is_refused(tmp_path, readers):
         readers(tmp_path / "b").latestOffset(end, ALL)
 
 
-def test_one_live_query_for_each_subscriber(tmp_path, readers):
+def test_a_subscriber_has_one_running_query(tmp_path, readers):
     """In every core."""
     with opened(tmp_path, 2):
         readers(tmp_path).initialOffset()
@@ -180,8 +183,8 @@ def test_one_live_query_for_each_subscriber(tmp_path, readers):
             readers(tmp_path).initialOffset()
 
 
-def test_batch_reads_take_all_cores(tmp_path):
-    """Rows, schemas and times of all; positions are each core's own."""
+def test_batch_reads_include_all_cores(tmp_path):
+    """Rows, schemas and times of all; each core has its own positions."""
     with opened(tmp_path, 2) as store:
         ingest(store, range(4), 2)
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [9], "more": ["x"]})}), core=1)
@@ -200,7 +203,7 @@ def test_batch_reads_take_all_cores(tmp_path):
 
 
 def test_offsets_have_one_text():
-    """Spark compares it: by the number of the core, whatever order they were found in."""
+    """Spark compares it: it is ordered by core number, for any order of the directories."""
     cores = {core: StreamOffset(f"id{core}", BundleRef(core, 1)) for core in (10, 2, 0)}
     text = json.dumps(CoresOffset(cores).to_json())
     assert text == (

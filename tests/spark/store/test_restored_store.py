@@ -1,4 +1,4 @@
-"""A checkpoint that is newer than the copy its store was restored from: nothing new is skipped. No Spark here."""
+"""A checkpoint is newer than the copy from which its store was restored: no new bundle is skipped. No Spark."""
 
 import shutil
 
@@ -20,7 +20,7 @@ SETTINGS = quiver.Settings(delete_grace_s=0.0)
 
 
 def fill(root, first, count):
-    """One segment for each number."""
+    """Write one segment for each number."""
     with quiver.open(root, SETTINGS, background=False) as store:
         store.register("exp", start="earliest")
         for n in range(first, first + count):
@@ -37,7 +37,7 @@ class Query:
         self.checkpoint = None
 
     def run(self, **options):
-        """Take what there is, commit it, and end; return the segments that were read."""
+        """Read and commit all data, and return the segments that were read."""
         parsed = parse_options({"path": self.root, "slot": "30", "subscriber": "exp", **options})
         segments = SegmentList(REAL_FILES, self.root, slots=None, fail_on_data_loss=parsed.fail_on_data_loss)
         source = Subscription(REAL_FILES, parsed, segments, parallelism=1, clock=ManualClock())
@@ -66,7 +66,7 @@ def lost(tmp_path):
 
 
 def test_new_bundles_are_not_skipped(tmp_path):
-    """The restored store goes on above all numbers of the lost one, and the query crosses the gap."""
+    """The restored store continues above all numbers of the lost one, and the query skips the gap."""
     root, copy, query = lost(tmp_path)
     restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=NOW_NS))
     assert query.run() == [], "nothing is new, and the gap is no loss"
@@ -77,8 +77,8 @@ def test_new_bundles_are_not_skipped(tmp_path):
     assert query.run() == [first + 6]
 
 
-def test_a_copy_restored_twice_uses_other_numbers(tmp_path):
-    """What the first restored store gave out is not given out by the second."""
+def test_a_copy_restored_twice_uses_different_numbers(tmp_path):
+    """The second restored store does not reuse the numbers of the first."""
     root, copy, query = lost(tmp_path)
     clock = ManualClock(now_ns=NOW_NS)
     restore(REAL_FILES, str(copy), str(root), identity=None, clock=clock)
@@ -91,7 +91,7 @@ def test_a_copy_restored_twice_uses_other_numbers(tmp_path):
     assert len(query.run()) == 2
 
 
-def test_a_clock_that_was_set_back_is_noticed(tmp_path):
+def test_a_clock_that_was_set_back_is_detected(tmp_path):
     """The second store's numbers are below those of the first: the query fails instead of skipping bundles."""
     root, copy, query = lost(tmp_path)
     clock = ManualClock(now_ns=NOW_NS)
@@ -106,16 +106,16 @@ def test_a_clock_that_was_set_back_is_noticed(tmp_path):
         query.run()
 
 
-def test_a_clock_that_was_never_set_moves_on_all_the_same(tmp_path):
-    """Far beyond what the copy had."""
+def test_a_clock_that_was_never_set_does_not_matter(tmp_path):
+    """The restored store adds a large number to those of the copy."""
     root, copy, query = lost(tmp_path)
     restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=0))
     fill(root, 100, 2)
     assert len(query.run()) == 2
 
 
-def test_a_store_copied_back_by_hand_is_noticed(tmp_path):
-    """Its numbers begin again below the checkpoint: the query fails instead of skipping them."""
+def test_a_store_copied_by_hand_is_detected(tmp_path):
+    """Its numbers start below the checkpoint again: the query fails instead of skipping bundles."""
     root, copy, query = lost(tmp_path)
     shutil.copytree(copy, root)
     (root / "quiver.snapshot").unlink()
@@ -125,8 +125,8 @@ def test_a_store_copied_back_by_hand_is_noticed(tmp_path):
             query.run(**options)
 
 
-def test_a_checkpoint_older_than_the_copy_is_still_behind(tmp_path):
-    """The gap excuses only what lies in it."""
+def test_a_checkpoint_older_than_the_copy_is_refused(tmp_path):
+    """The gap only excuses missing numbers within it."""
     root, copy, query = lost(tmp_path)
     query.checkpoint = query.checkpoint | {"seq": 1}
     restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=NOW_NS))
@@ -135,8 +135,8 @@ def test_a_checkpoint_older_than_the_copy_is_still_behind(tmp_path):
         query.run()
 
 
-def test_deleting_old_segments_does_not_lower_the_floor(tmp_path):
-    """The first segments to go are those of the copy, and their numbers are lower."""
+def test_deleting_old_segments_does_not_lower_the_lowest_free_number(tmp_path):
+    """The first segments to be deleted are those of the copy, whose numbers are lower."""
     root, copy, _ = lost(tmp_path)
     restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=NOW_NS))
     with quiver.open(root, SETTINGS, background=False) as store:
@@ -148,8 +148,8 @@ def test_deleting_old_segments_does_not_lower_the_floor(tmp_path):
     assert StoreFiles(REAL_FILES, str(root)).floor().skipped == range(3, NOW_NS // 1000)
 
 
-def test_a_new_identity_keeps_counting(tmp_path):
-    """Nothing outside knows its numbers."""
+def test_a_new_identity_does_not_skip_numbers(tmp_path):
+    """No checkpoint refers to its numbers."""
     root, copy, _ = lost(tmp_path)
     restore(REAL_FILES, str(copy), str(root), identity="33333333-3333-4333-8333-333333333333")
     assert StoreFiles(REAL_FILES, str(root)).floor().value == 3

@@ -1,4 +1,4 @@
-"""`format("quiver")` as a sink: each batch once, nothing before it is committed, types as they were."""
+"""`format("quiver")` as a sink: each batch once, nothing before the commit, with unchanged types."""
 
 import threading
 
@@ -30,8 +30,8 @@ def source(spark, store, **options):
     return spark.readStream.format("quiver").options(**given).load()
 
 
-def test_a_batch_write(spark, tmp_path):
-    """Of several partitions, in bundles of the size that was asked for; a store is made where there is none."""
+def test_a_batch_write_adds_all_rows(spark, tmp_path):
+    """Of several partitions, in bundles of the requested size; a missing store is created."""
     target = tmp_path / "new"
     frame = spark.range(100).repartition(3)
     frame.write.format("quiver").mode("append").option("slot", "30").option("maxBundleRows", "10").save(str(target))
@@ -44,7 +44,7 @@ def test_a_batch_write(spark, tmp_path):
 
 
 def test_a_write_with_a_version_is_not_repeated(spark, tmp_path):
-    """As in foreachBatch: the same version again changes nothing."""
+    """As in foreachBatch: the same version changes nothing when it is written again."""
     frame = spark.range(5)
 
     def write(version):
@@ -57,7 +57,7 @@ def test_a_write_with_a_version_is_not_repeated(spark, tmp_path):
 
 
 def test_a_failed_task_leaves_nothing(spark, tmp_path):
-    """One partition fails: no row of any is there."""
+    """One partition fails: no row of any partition is added."""
 
     @F.udf("long")
     def fail(number):
@@ -71,8 +71,8 @@ def test_a_failed_task_leaves_nothing(spark, tmp_path):
     assert not list(tmp_path.glob("segments/*.qseg"))
 
 
-def test_a_stream_goes_on_where_it_stopped(spark, store, tmp_path):
-    """Batch by batch, over restarts; types that Spark knows come back the same."""
+def test_a_stream_continues_where_it_stopped(spark, store, tmp_path):
+    """Batch by batch, over restarts; Spark's types round-trip."""
     target = tmp_path / "target"
     store.rows(3)
     stream(source(spark, store, maxBundlesPerTrigger="1"), tmp_path, target, slot="30")
@@ -84,8 +84,8 @@ def test_a_stream_goes_on_where_it_stopped(spark, store, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stream_beside_an_open_store(spark, store, tmp_path):
-    """The store that is open there takes the rows over, for its subscribers."""
+def test_a_stream_writes_to_an_open_store(spark, store, tmp_path):
+    """The store imports the rows for its subscribers."""
     target = tmp_path / "target"
     store.rows(2)
     with quiver.open(target, Settings(segment_open_s_max=3600), background=False) as opened:
@@ -103,8 +103,8 @@ def test_a_stream_beside_an_open_store(spark, store, tmp_path):
         assert seen == [*range(20), 1000]
 
 
-def test_views_become_requests(spark, store, tmp_path):
-    """What a view shows, processed, is OTLP again."""
+def test_views_are_converted_to_requests(spark, store, tmp_path):
+    """Processed rows of a view are OTLP again."""
     store.otlp(3)
     frame = spark.readStream.format("quiver").options(path=store.root, subscriber="v", view="spans").load()
     stream(frame.where("start_time_unix_nano > 6"), tmp_path, tmp_path / "target", view="spans")
@@ -112,8 +112,8 @@ def test_views_become_requests(spark, store, tmp_path):
     assert sorted(row["name"] for row in again.collect()) == ["span 7", "span 8", "span 9"]
 
 
-def test_whole_bundles_pass_through(spark, store, tmp_path):
-    """In mode ipc, types untouched: dictionaries, unsigned integers."""
+def test_complete_bundles_are_copied(spark, store, tmp_path):
+    """In mode ipc, with unchanged types: dictionaries, unsigned integers."""
     typed = pa.record_batch({"a": pa.array(["x", "y"]).dictionary_encode(), "u": pa.array([1, 2], pa.uint8())})
     store.seal([{30: typed, 31: typed}, {30: typed}])
     frame = spark.read.format("quiver").option("mode", "ipc").load(store.root)
@@ -123,8 +123,8 @@ def test_whole_bundles_pass_through(spark, store, tmp_path):
     assert all(batch.equals(typed) for bundle in bundles for batch in bundle.batches.values())
 
 
-def test_bundles_of_two_cores_stay_two():
-    """They may have the same place, and follow one another."""
+def test_bundles_of_two_cores_remain_separate():
+    """They may have the same position, and be adjacent."""
     row = pa.record_batch({"a": [1]})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, row.schema) as writer:
@@ -143,15 +143,15 @@ def test_bundles_of_two_cores_stay_two():
         ("append", {"slot": "30", "txnAppId": "x"}, "txnAppId and txnVersion"),
     ],
 )
-def test_what_cannot_be_is_refused(spark, tmp_path, mode, options, says):
-    """In words that say what to do."""
+def test_invalid_options_and_columns_are_refused(spark, tmp_path, mode, options, says):
+    """The error explains what to change."""
     with pytest.raises(Exception, match=says):
         spark.range(1).write.format("quiver").mode(mode).options(**options).save(str(tmp_path / "x"))
 
 
 @pytest.mark.slow
 def test_a_stream_into_a_store_at_its_cap_waits_or_fails(spark, store, tmp_path):
-    """Nobody takes what is there: it fails, and the disk holds the cap. Once somebody does, it waits, and all comes."""
+    """It fails while no subscriber resolves bundles, and the cap holds; with one, it waits, and all rows arrive."""
     target = tmp_path / "target"
     settings = Settings.from_mapping(
         {"retention.size_cap": "400KB", "wal.rotation_target": "50KB", "segment.target_size": "50KB"}

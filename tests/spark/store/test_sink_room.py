@@ -1,7 +1,4 @@
-"""
-A sink keeps to the cap of the store it writes to: it waits for room like any producer, or fails and
-leaves nothing.
-"""
+"""A sink keeps to the cap of its store: it waits for space like any producer, or fails and leaves nothing."""
 
 import os
 
@@ -36,7 +33,7 @@ SMALL = Settings(
 
 
 class Rig:
-    """A store at a cap, open without threads: its maintenance runs whenever a sink waits."""
+    """A store with a cap and without threads: its maintenance runs whenever a sink waits."""
 
     def __init__(self, settings=SMALL):
         self.clock = ManualClock()
@@ -56,7 +53,7 @@ class Rig:
         self.clock.wait = maintained
 
     def write(self, nbytes, writer="query", timeout_s=5.0):
-        """A batch of a task that stages so many bytes; committed when that went well."""
+        """Stage a batch of one task with *nbytes* bytes, and commit it."""
         self.batch += 1
         options = SinkOptions(path=ROOT, slot=30, timeout_s=timeout_s)
         data = pa.record_batch({"data": [os.urandom(nbytes)]})
@@ -76,17 +73,17 @@ class Rig:
 
 
 def fill(rig, nbytes=100 * KIB):
-    """Write until a batch finds no room."""
+    """Write batches until one finds no space, and return their number."""
     for written in range(50):
         try:
             rig.write(nbytes)
         except CapacityError:
             return written
-    raise AssertionError("there was no end to it")
+    raise AssertionError("the sink never failed")
 
 
 def test_a_sink_at_the_cap_fails_and_leaves_nothing():
-    """Nobody takes what is there: the disk holds the cap, however often the batch is tried again."""
+    """Without a subscriber that resolves bundles, the cap holds, however often the batch is repeated."""
     rig = Rig()
     assert 5 <= fill(rig) <= 10
     for _ in range(20):
@@ -97,8 +94,8 @@ def test_a_sink_at_the_cap_fails_and_leaves_nothing():
     assert rig.store.stats()["staged_bytes"] < KIB, "the note of the last batch stays"
 
 
-def test_a_sink_waits_until_there_is_room():
-    """As soon as a subscriber has finished something, grace period or not."""
+def test_a_sink_waits_until_there_is_space():
+    """A segment that a subscriber has resolved is deleted immediately, even within its grace period."""
     rig = Rig()
     fill(rig)
     before = rig.store.stats()["segments"]
@@ -115,19 +112,19 @@ def test_a_sink_waits_until_there_is_room():
     assert rig.store.stats()["segments"] <= before + 1
 
 
-def test_finished_segments_that_are_kept_make_room():
-    """They are kept for those who may want them once more, which nobody waits for."""
+def test_resolved_segments_are_deleted_for_a_sink():
+    """They were kept only in case of a rewind."""
     rig = Rig()
     fill(rig)
     rig.take_all()
     rig.store.maintain()
     assert rig.store.stats()["segments"] >= 5
     rig.write(100 * KIB)
-    assert rig.store.stats()["segments"] >= 4, "no more went than was wanted"
+    assert rig.store.stats()["segments"] >= 4, "no more than needed was deleted"
 
 
-def test_what_is_staged_counts_for_other_producers():
-    """`ingest` is refused before staged data and segments together pass the cap."""
+def test_staged_data_count_for_other_producers():
+    """`ingest` is refused before staged data and segments together exceed the cap."""
     rig = Rig()
     rig.batch += 1
     options = SinkOptions(path=ROOT, slot=30)
@@ -145,8 +142,8 @@ def test_what_is_staged_counts_for_other_producers():
     assert rig.on_disk <= CAP
 
 
-def test_what_is_committed_is_taken_over_although_it_fills_the_cap():
-    """It is on the disk already, and only a segment can be finished."""
+def test_committed_batches_are_imported_at_the_cap():
+    """They are on disk already, and only a segment can be resolved."""
     rig = Rig()
     rig.between = lambda: None
     for _ in range(20):
@@ -160,7 +157,7 @@ def test_what_is_committed_is_taken_over_although_it_fills_the_cap():
     assert rig.store.stats()["staged_bytes"] < KIB, "the note of the last batch stays"
 
 
-def test_with_drop_oldest_the_oldest_goes():
+def test_drop_oldest_deletes_segments_for_a_sink():
     """As for any producer."""
     settings = Settings(
         size_cap_bytes=CAP, size_cap_policy="drop_oldest", wal_rotate_bytes=64 * KIB, segment_bytes_max=64 * KIB
@@ -173,8 +170,8 @@ def test_with_drop_oldest_the_oldest_goes():
     assert rig.store.stats()["segments"] >= 5
 
 
-def test_nobody_has_the_store_open():
-    """The cap that its owner left behind holds, and a sink that passes it fails."""
+def test_the_cap_applies_while_no_store_is_open():
+    """The owner stored it in the directory; a sink that would exceed it fails."""
     rig = Rig()
     rig.store.close()
     rig.between = lambda: None
@@ -182,8 +179,8 @@ def test_nobody_has_the_store_open():
     assert rig.on_disk <= CAP
 
 
-def test_a_store_without_a_cap_has_none():
-    """Also one whose owner opened it again without."""
+def test_a_store_without_a_cap_does_not_limit_sinks():
+    """Also if its owner opened it with a cap before."""
     rig = Rig()
     rig.store.close()
     assert find_room(rig.disk, ROOT) is not None
@@ -195,7 +192,7 @@ def test_a_store_without_a_cap_has_none():
 
 
 def test_dead_letters_do_not_count():
-    """They have a cap of their own."""
+    """They have their own cap."""
     rig = Rig()
     found = find_room(rig.disk, ROOT)
     rig.disk.make_dirs(f"{ROOT}/{DEAD_LETTER_DIR}/out")
@@ -205,8 +202,8 @@ def test_dead_letters_do_not_count():
     assert find_room(rig.disk, ROOT) == found
 
 
-def test_a_note_that_is_torn_is_none():
-    """It is being written at this moment."""
+def test_a_torn_cap_file_is_ignored():
+    """It is just being written."""
     rig = Rig()
     file = rig.disk.open_write(f"{ROOT}/quiver.cap")
     file.pwrite(b"\0\0\0", 3)
@@ -215,8 +212,8 @@ def test_a_note_that_is_torn_is_none():
     SinkRoom(rig.disk, ROOT, 0.0, rig.clock).wait_for(10 * CAP)
 
 
-def test_a_batch_that_is_aborted_leaves_nothing_of_killed_tasks():
-    """A task that was killed says nothing of what it staged."""
+def test_an_aborted_batch_leaves_no_files_of_killed_tasks():
+    """A task that was killed does not report its staged files."""
     rig = Rig()
     rig.between = lambda: None
     options = SinkOptions(path=ROOT, slot=30)
@@ -230,8 +227,8 @@ def test_a_batch_that_is_aborted_leaves_nothing_of_killed_tasks():
     assert [name[:20] for name in rig.disk.list_dir(f"{ROOT}/{INCOMING_DIR}/query")] == [f"{1:020}"]
 
 
-def test_a_sink_whose_last_batch_was_not_taken_over_waits(tmp_path):
-    """Whatever keeps the owner from it, such as a cap on the number of segments."""
+def test_a_sink_waits_until_its_last_batch_is_imported(tmp_path):
+    """For any reason, for example a cap on the number of segments."""
     settings = Settings(segments_max=3, delete_grace_s=3600.0)
     sink = StoreSink(SinkOptions(path=str(tmp_path), slot=30, timeout_s=0.0), str(tmp_path))
     rows = pa.record_batch({"id": [1]})
@@ -245,8 +242,8 @@ def test_a_sink_whose_last_batch_was_not_taken_over_waits(tmp_path):
         assert 3 <= batch <= 5
 
 
-def test_what_is_staged_is_verified_and_counted(tmp_path):
-    """What is committed belongs to the store, although it is no segment yet; a flipped byte in it is damage."""
+def test_staged_batches_are_verified_and_counted(tmp_path):
+    """A committed batch belongs to the store before its import; a flipped byte in it is damage."""
     sink = StoreSink(SinkOptions(path=str(tmp_path), slot=30), str(tmp_path))
     with quiver.open(tmp_path, background=False) as store:
         rows = pa.record_batch({"id": list(range(1000))})
@@ -268,11 +265,11 @@ def test_what_is_staged_is_verified_and_counted(tmp_path):
         assert check_store(REAL_FILES, str(tmp_path)).damaged
         path.unlink()
         store.maintain()
-        assert not check_store(REAL_FILES, str(tmp_path)).damaged, "a part that is gone was taken over"
+        assert not check_store(REAL_FILES, str(tmp_path)).damaged, "a missing part was imported"
 
 
-def test_a_batch_above_the_cap_says_what_helps():
-    """Room may come for anything smaller; for this there is none however long one waits."""
+def test_a_batch_above_the_cap_is_refused_with_advice():
+    """Waiting helps only smaller batches: this one can never fit."""
     rig = Rig()
     with pytest.raises(
         CapacityError, match=f"its cap is {CAP} bytes, so limit the batches of the query at their source"

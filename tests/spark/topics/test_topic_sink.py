@@ -1,4 +1,4 @@
-"""`format("quiver-topic")` as a sink: each batch once, nothing before it is committed, columns as a read gives them."""
+"""`format("quiver-topic")` as a sink: each batch once, nothing before the commit, with the columns of a read."""
 
 import pyarrow as pa
 import pytest
@@ -31,8 +31,8 @@ def stream(frame, tmp_path, root, **options):
     query.awaitTermination()
 
 
-def test_a_batch_write(spark, tmp_path):
-    """Of several partitions; topics are made where there are none, by option or by column."""
+def test_a_batch_write_appends_all_rows(spark, tmp_path):
+    """Of several partitions; missing topics are created, by option or by column."""
     frame = spark.range(100).repartition(3).selectExpr("cast(id as string) as payload")
     write(frame, tmp_path / "t", topic=ORDERS)
     assert sorted(int(one.payload) for one in read(tmp_path / "t")) == list(range(100))
@@ -42,8 +42,8 @@ def test_a_batch_write(spark, tmp_path):
     assert not list((tmp_path / "t" / ".incoming").glob("job-*"))
 
 
-def test_all_of_a_message_comes_back(spark, tmp_path):
-    """What a read gives can be written: time, key and attributes are the same there."""
+def test_all_fields_of_a_message_round_trip(spark, tmp_path):
+    """The rows of a read can be written: time, key and attributes are the same."""
     with TopicStore.open(tmp_path / "a", background=False) as store:
         log = store.topic(ORDERS)
         log.append(b"one", attributes={"k": "v", "empty": ""}, key="me", publish_time_ns=1_700_000_000_123_000_000)
@@ -57,7 +57,7 @@ def test_all_of_a_message_comes_back(spark, tmp_path):
 
 @pytest.mark.slow
 def test_a_write_with_a_version_is_not_repeated(spark, tmp_path):
-    """As in foreachBatch: the same version again changes nothing."""
+    """As in foreachBatch: the same version changes nothing when it is written again."""
     frame = spark.range(5).selectExpr("cast(id as string) as payload")
     for version in (0, 0, 1, 0, 1):
         write(frame, tmp_path, topic=ORDERS, txnAppId="etl", txnVersion=version)
@@ -65,7 +65,7 @@ def test_a_write_with_a_version_is_not_repeated(spark, tmp_path):
 
 
 def test_a_failed_task_leaves_nothing(spark, tmp_path):
-    """One partition fails: no message of any is there, then or later."""
+    """One partition fails: no message of any partition appears, then or later."""
     fail = F.udf(lambda number: 1 / (number - 9))
     frame = spark.range(10).repartition(2).select(fail("id").cast("string").alias("payload"))
     with pytest.raises(Exception, match="ZeroDivisionError"):
@@ -74,8 +74,8 @@ def test_a_failed_task_leaves_nothing(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_from_topic_to_topic(spark, tmp_path):
-    """Beside the process that has the target open, over a restart: each message once."""
+def test_a_stream_copies_one_topic_to_another(spark, tmp_path):
+    """Another process has the target open, and the query is restarted: each message arrives once."""
     with TopicStore.open(tmp_path / "a", background=False) as source, TopicStore.open(tmp_path / "b") as target:
         log = source.topic(ORDERS)
         follower = target.topic("default/copy").reader("earliest")
@@ -91,7 +91,7 @@ def test_from_topic_to_topic(spark, tmp_path):
         follower.close()
 
 
-def test_what_is_there_is_not_overwritten(spark, tmp_path):
+def test_overwrite_is_refused(spark, tmp_path):
     with pytest.raises(Exception, match="a topic only grows"):
         write(spark.range(1).selectExpr("string(id) as payload"), tmp_path, "overwrite", topic=ORDERS)
 
@@ -112,8 +112,8 @@ def test_what_is_there_is_not_overwritten(spark, tmp_path):
         ({"payload": "string"}, {"topic": ORDERS, "maxMessageSize": "80MiB"}, "maxMessageSize"),
     ],
 )
-def test_what_cannot_be_is_refused(columns, options, says):
-    """In words that say what to do."""
+def test_invalid_options_and_columns_are_refused(columns, options, says):
+    """The error explains what to change."""
     with pytest.raises(UsageError, match=says):
         check_columns(columns, parse_topic_sink_options({"path": "t", **options}))
 
@@ -128,8 +128,8 @@ def test_what_cannot_be_is_refused(columns, options, says):
         ({"payload": "x", "topic": ORDERS, "attributes": [("k", None)]}, "none of them null"),
     ],
 )
-def test_rows_that_are_no_messages(row, says):
-    """They fail their task: nothing of the batch is committed."""
+def test_rows_that_are_not_messages_are_refused(row, says):
+    """They fail their task, so nothing of the batch is committed."""
     options = parse_topic_sink_options({"path": "t", "maxMessageSize": "1KiB"})
     fields = [("payload", pa.string()), ("topic", pa.string()), ("attributes", pa.map_(pa.string(), pa.string()))]
     batch = pa.RecordBatch.from_pylist([row], schema=pa.schema(fields))

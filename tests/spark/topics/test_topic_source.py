@@ -1,7 +1,4 @@
-"""
-`format("quiver-topic")` as a source: each message once, from files and objects, over restarts, beside a live
-writer.
-"""
+"""`format("quiver-topic")` as a source: each message once, from files and objects, over restarts, during appends."""
 
 import itertools
 from types import SimpleNamespace
@@ -31,7 +28,7 @@ ORDERS = "default/orders"
 
 @pytest.fixture
 def topics(tmp_path):
-    """Topics whose files are small, beside which Spark reads; nothing runs in the background."""
+    """Yield topics with small files, without background threads."""
     settings = TopicSettings.from_mapping({"wal": {"rotate_max_bytes": 4096}})
     with TopicStore.open(tmp_path / "topics", settings=settings, background=False) as store:
         yield store
@@ -54,7 +51,7 @@ def offsets(frame):
 
 
 def run(spark, store, tmp_path, topic=ORDERS, name="s", **options):
-    """One available-now run into a table in memory; its rows."""
+    """Run a query with `availableNow` into a table in memory, and return its batches."""
     frame = spark.readStream.format("quiver-topic").options(path=store.root, topic=topic, **options).load()
     seen = []
 
@@ -69,8 +66,8 @@ def run(spark, store, tmp_path, topic=ORDERS, name="s", **options):
     return seen
 
 
-def test_a_batch_read(spark, topics):
-    """All columns; ends as they were asked for; several tasks."""
+def test_a_batch_read_has_all_columns_and_rows(spark, topics):
+    """Within the given offsets, in several tasks."""
     log = topics.topic(ORDERS)
     log.append(b"one", attributes={"k": "v"}, key="customer", publish_time_ns=1_700_000_000_123_000_000)
     fill(topics, 99)
@@ -91,8 +88,8 @@ def test_a_batch_read(spark, topics):
     assert batch(spark, topics, startingOffsets="latest").count() == 0
 
 
-def test_several_topics(spark, topics):
-    """By name and by pattern; one that is no topic is refused."""
+def test_several_topics_are_read_by_name_or_pattern(spark, topics):
+    """An invalid name is refused."""
     fill(topics, 3)
     fill(topics, 2, "default/returns")
     fill(topics, 2, "other/orders")
@@ -103,8 +100,8 @@ def test_several_topics(spark, topics):
         batch(spark, topics, "default/nothing").collect()
 
 
-def test_a_stream_goes_on_where_it_stopped(spark, topics, tmp_path):
-    """Every message in one batch, over restarts, within the limit; the subscription is what was committed."""
+def test_a_stream_continues_where_it_stopped(spark, topics, tmp_path):
+    """Every message is in one batch, over restarts, within the limit; the subscription has the committed position."""
     fill(topics, 25)
     options = {"subscription": "spark", "maxOffsetsPerTrigger": "10"}
     first = run(spark, topics, tmp_path, **options)
@@ -118,8 +115,8 @@ def test_a_stream_goes_on_where_it_stopped(spark, topics, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_new_topic_joins_a_stream(spark, topics, tmp_path):
-    """Where a pattern was given, from its beginning."""
+def test_a_new_topic_is_added_to_a_stream(spark, topics, tmp_path):
+    """If a pattern was given; it is read from its beginning."""
     fill(topics, 2)
     assert run(spark, topics, tmp_path, "default/*") == [[(ORDERS, 0), (ORDERS, 1)]]
     fill(topics, 1, "default/returns")
@@ -128,7 +125,7 @@ def test_a_new_topic_joins_a_stream(spark, topics, tmp_path):
 
 @pytest.mark.slow
 def test_latest_needs_a_subscription(spark, topics, tmp_path):
-    """Which then keeps where that was, also when the first batch comes much later."""
+    """It keeps the position, even if the first batch runs much later."""
     fill(topics, 5)
     with pytest.raises(Exception, match="needs a subscription"):
         run(spark, topics, tmp_path, startingOffsets="latest")
@@ -139,8 +136,8 @@ def test_latest_needs_a_subscription(spark, topics, tmp_path):
 
 
 @pytest.mark.slow
-def test_objects_are_read_where_files_are_gone(spark, tmp_path):
-    """In parallel by the index, then the files, without a gap; a stream that waits holds the files back."""
+def test_objects_are_read_for_deleted_files(spark, tmp_path):
+    """In parallel by the index, then the files, without a gap; a waiting stream prevents the deletion of files."""
     root = tmp_path / "topics"
     mapping = {
         "wal": {"rotate_max_bytes": 4096},
@@ -187,8 +184,8 @@ def read_offsets(view, start, stop, mark=None):
     return found
 
 
-def test_any_range_from_any_stretch(topics):
-    """What is read is what was asked for, wherever the mark points and whatever was read before."""
+def test_any_range_can_be_read_from_any_stretch(topics):
+    """The result does not depend on the mark or on earlier reads."""
     fill(topics, 300)
     view = view_of(topics)
     assert (view.start_offset(), view.next_offset()) == (0, 300)
@@ -201,8 +198,8 @@ def test_any_range_from_any_stretch(topics):
         assert read_offsets(view, start, stop) == list(range(start, stop))
 
 
-def test_the_end_is_looked_at_again(topics):
-    """Only what is new is read, also when the log began another file."""
+def test_the_end_of_the_topic_is_updated(topics):
+    """Only new messages are read, also after a rotation of the log."""
     log = fill(topics, 10)
     view = view_of(topics)
     for count in (10, 11, 60, 61):
@@ -211,14 +208,14 @@ def test_the_end_is_looked_at_again(topics):
         assert list(view.stretches(0, count))[-1].stop == count
 
 
-def test_where_a_time_is(tmp_path):
-    """In objects, in any file, behind the end; the same whoever has the messages by now."""
+def test_the_offset_of_a_time_is_found(tmp_path):
+    """In objects, in any file, after the end; the answer does not depend on where the messages are stored."""
     mapping = {"wal": {"rotate_max_bytes": 600}, "deleter": {"retention_time_minutes": 0}}
     with TopicStore.open(tmp_path / "t", settings=mapping, objects=str(tmp_path / "cold"), background=False) as store:
         log = store.topic(ORDERS)
         here = TopicPlace(store.root)
         for number in range(40):
-            log.append(b"x", publish_time_ns=(1000 + 10 * (number // 2)) * 1_000_000)  # two in each moment
+            log.append(b"x", publish_time_ns=(1000 + 10 * (number // 2)) * 1_000_000)  # two messages at each time
         for place in (here, TopicPlace(store.root, objects=str(tmp_path / "cold"))):
             view = TopicView(place, ORDERS)
             for number in range(40):
@@ -231,8 +228,8 @@ def test_where_a_time_is(tmp_path):
         assert TopicView(here, ORDERS).start_offset() > 0
 
 
-def test_a_time_to_start_at(topics):
-    """A new subscription stands there; without one the answer is the same however often Spark asks."""
+def test_a_stream_starts_at_a_time(topics):
+    """A new subscription stores that position; without one, the answer is the same however often Spark asks."""
     log = topics.topic(ORDERS)
     for number in range(10):
         log.append(b"x", publish_time_ns=(1_700_000_000 + number) * 1_000_000_000)
@@ -245,7 +242,7 @@ def test_a_time_to_start_at(topics):
 
 
 def stream_of(store, **options):
-    """What runs in a query's own process."""
+    """Return the part of the source that runs in the driver."""
     source = TopicDataSource({"path": store.root, "topic": ORDERS, **options})
     return source.streamReader(from_arrow_schema(TOPIC_SCHEMA))
 
@@ -254,8 +251,8 @@ def at(offset):
     return {"v": 1, "topics": {ORDERS: offset}}
 
 
-def test_what_a_subscription_confirmed_only_grows(topics):
-    """Whatever a query asks for again; a checkpoint that is lost does not move it."""
+def test_the_position_of_a_subscription_only_increases(topics):
+    """For any offsets that a query requests again; the loss of a checkpoint does not change it."""
     fill(topics, 10)
     kept = SubscriptionFiles(REAL_FILES, f"{topics.root}/{ORDERS}")
     reader = stream_of(topics, subscription="s", startingOffsets="4")
@@ -272,8 +269,8 @@ def test_what_a_subscription_confirmed_only_grows(topics):
     again.stop()
 
 
-def test_a_first_batch_that_is_planned_again(topics):
-    """Without a subscription the beginning has one name, whatever is there by then."""
+def test_a_first_batch_can_be_planned_again(topics):
+    """Without a subscription, the first offset is a constant, even if messages were appended since."""
     fill(topics, 10)
     reader = stream_of(topics)
     assert reader.initialOffset() == at(-1)
@@ -283,8 +280,11 @@ def test_a_first_batch_that_is_planned_again(topics):
     assert reader.partitions(at(10), at(10)) == []
 
 
-def test_a_checkpoint_of_another_topic(topics):
-    """One that ends before what the checkpoint knows is said to be another; or waited for, where that is wanted."""
+def test_a_checkpoint_of_another_topic_is_refused(topics):
+    """
+    A topic that ends before the offset of the checkpoint is another one; with `failOnDataLoss` off, the stream
+    waits.
+    """
     fill(topics, 3)
     with pytest.raises(DataLossError, match="asks for message 99, but the topic ends before 3"):
         stream_of(topics).latestOffset(at(99), ReadAllAvailable())
@@ -292,7 +292,7 @@ def test_a_checkpoint_of_another_topic(topics):
 
 
 class ImpatientClock(SystemClock):
-    """For which waiting takes no time and yet passes."""
+    """A clock whose waits return immediately and advance the time."""
 
     passed_s = 0.0
 
@@ -304,8 +304,8 @@ class ImpatientClock(SystemClock):
         return False
 
 
-def test_one_query_a_subscription(topics):
-    """The second waits for a while, in case the first is dying, and is refused."""
+def test_a_subscription_has_one_query(topics):
+    """The second one waits for a while, in case the first is about to end, and is refused."""
     fill(topics, 1)
     directory = f"{topics.root}/{ORDERS}"
     first = TopicProgress(REAL_FILES, directory, "s")
@@ -318,8 +318,8 @@ def test_one_query_a_subscription(topics):
     second.release()
 
 
-def test_a_query_and_a_consumer_are_not_one_subscription(tmp_path):
-    """Whoever comes second, in whichever process, is refused until the first has let go; so is forgetting it."""
+def test_a_query_and_a_consumer_cannot_share_a_subscription(tmp_path):
+    """In any process, the second is refused until the first closes; so is deleting the subscription."""
     with TopicStore.open(tmp_path / "topics", clock=ImpatientClock(), background=False) as topics:
         one_at_a_time(topics)
 
@@ -346,14 +346,14 @@ def one_at_a_time(topics):
     topics.unsubscribe(ORDERS, "s")
 
 
-def test_what_ack_checkpoint_keeps_is_no_query(topics):
-    """A query would move it without being asked."""
+def test_a_subscription_of_ack_checkpoint_is_refused(topics):
+    """A query would move its position unexpectedly."""
     with pytest.raises(UsageError, match="ack_checkpoint"):
         stream_of(topics, subscription="_checkpoint").initialOffset()
 
 
 class CountingSyncs(type(REAL_FILES)):
-    """The real disk, and what was synced of it."""
+    """The real disk; it records which files are synced."""
 
     def __init__(self):
         super().__init__()
@@ -366,8 +366,8 @@ class CountingSyncs(type(REAL_FILES)):
         )
 
 
-def test_what_is_handed_to_a_checkpoint_is_synced(topics):
-    """Not only written: its offsets are never given to other messages after a power loss."""
+def test_offsets_in_a_checkpoint_are_synced(topics):
+    """After a power loss, they must not be used for other messages."""
     log = fill(topics, 5)
     fs = CountingSyncs()
     synced = fs.synced
@@ -382,8 +382,8 @@ def test_what_is_handed_to_a_checkpoint_is_synced(topics):
     assert len(synced) == 2
 
 
-def test_damage_is_named(topics):
-    """Its offsets exactly, and what is around it is read."""
+def test_damage_is_reported_with_its_offsets(topics):
+    """Exactly; the messages around it are read."""
     log = fill(topics, 60)
     log.flush()
     path = log._engine.wal.files()[0].path
@@ -398,8 +398,8 @@ def test_damage_is_named(topics):
     assert sum(len(one.bodies) for one in found if isinstance(one, Piece)) == 59
 
 
-def test_a_topic_of_another_file_name(tmp_path):
-    """Says what to look at, rather than nothing is there."""
+def test_a_topic_with_another_file_name_is_reported(tmp_path):
+    """Instead of an empty result, the error has the option to set."""
     settings = TopicSettings.from_mapping({"wal": {"file_name": "queue.log"}})
     with TopicStore.open(tmp_path, settings=settings, background=False) as store:
         fill(store, 3)

@@ -1,6 +1,6 @@
 """
-One bundle that a processor fails on stops nothing else: it is found, held, tried again, exported
-once or a letter.
+One bundle that fails in a processor does not block others: it is found, retried, and exported once or stored as a dead
+letter.
 """
 
 import json
@@ -31,7 +31,7 @@ DIVIDE = SqlSettings("SELECT time_unix_nano AS n, 6 / time_unix_nano AS share FR
 
 
 class Life:
-    """The query of an exporter to files, from one start to the next."""
+    """One run of a query that exports to files."""
 
     def __init__(self, spark, store, out, chain, clock, policy=POLICY):
         self.clock = clock
@@ -40,7 +40,7 @@ class Life:
         self.batches = TableBatches(store.root, exporter, chain=chain, skip_undecodable=False)
         self.probe, self.export_one = self.batches.probe, self.batches.export_one
         self.exported_individually = self.batches.exported_individually
-        self.sieve = BadBundleFilter(
+        self.bad_bundles = BadBundleFilter(
             self,
             "files",
             policy,
@@ -58,14 +58,14 @@ class Life:
         return self
 
     def __exit__(self, *_):
-        self.sieve.close()
+        self.bad_bundles.close()
 
     def batch(self, number, *segments):
-        self.sieve(self.frame.where(f.col("segment").isin(*segments)), number)
+        self.bad_bundles(self.frame.where(f.col("segment").isin(*segments)), number)
 
     def drain(self, seconds):
         self.clock.advance(seconds)
-        return self.sieve.drain()
+        return self.bad_bundles.drain()
 
 
 def exported(out):
@@ -73,30 +73,30 @@ def exported(out):
     return sorted(line["n"] for line in lines)
 
 
-def held(store):
+def retries(store):
     return [(entry.ref, entry.attempts) for entry in load_retry_set(REAL_FILES, store.root, "files")]
 
 
 def test_a_query_that_fails_on_one_bundle_exports_the_others(spark, store, tmp_path):
-    """And the bundle is a letter when its attempts are used up, with what the query had against it."""
+    """The bundle becomes a dead letter when its attempts are exhausted, with the error of the query as the reason."""
     seal_requests(store, logs_request([1, 2]), logs_request([3, 0]), b"\xff\xff")
     once = RetryPolicy(max_attempts=1)
     with Life(spark, store, tmp_path / "out", [DIVIDE], ManualClock(waits="hold"), once) as life:
         life.batch(0, 0)
     assert exported(tmp_path / "out") == [1, 2]
-    assert held(store) == []
+    assert retries(store) == []
     letters = {letter.ref: letter.reason for letter in read_dead_letters(REAL_FILES, store.root, "files")}
     assert list(letters) == [BundleRef(0, 2), BundleRef(0, 1)]
     assert letters[0, 1].startswith("1 attempts failed; the last with PROCESSOR: ")
     assert "[DIVIDE_BY_ZERO]" in letters[0, 1]
 
 
-def fussy(mended):
-    """A user's processor, which cannot do with zeros before it is mended."""
+def fussy(fixed):
+    """Return a user's processor that fails on zeros unless it is *fixed*."""
 
     def rows(batches):
         for batch in batches:
-            if not mended and 0 in batch.column("time_unix_nano").cast("int64").to_pylist():
+            if not fixed and 0 in batch.column("time_unix_nano").cast("int64").to_pylist():
                 raise ValueError("a zero")
             yield batch.select(["time_unix_nano"]).cast(batch.select(["time_unix_nano"]).schema)
 
@@ -106,32 +106,34 @@ def fussy(mended):
 
 
 @pytest.mark.slow
-def test_what_passes_later_is_exported_once_in_whichever_life(spark, store, tmp_path):
+def test_a_retried_bundle_is_exported_once_across_restarts(spark, store, tmp_path):
     """
-    The first life holds the bundle and dies before its batch is done. In the next one the processor is mended, and the
-    bundle is exported by itself before the batch comes again: the batch leaves it out.
+    The first run adds the bundle to the retry queue and is killed during its batch.
+
+    In the next run the processor is fixed. The bundle is exported individually before its batch is repeated, and
+    the repeated batch leaves it out.
     """
     seal_requests(store, logs_request([1]), logs_request([0, 7]), logs_request([3]))
     clock = ManualClock(waits="hold")
     out = tmp_path / "out"
-    with Life(spark, store, out, [fussy(mended=False)], clock) as life:
+    with Life(spark, store, out, [fussy(fixed=False)], clock) as life:
         life.batches.export = lambda *_, **__: (_ for _ in ()).throw(OSError(5, "killed"))
         with pytest.raises(OSError, match="killed"):
             life.batch(0, 0)
-    assert (held(store), exported(out)) == ([(BundleRef(0, 1), 1)], [])
-    with Life(spark, store, out, [fussy(mended=True)], clock) as life:
+    assert (retries(store), exported(out)) == ([(BundleRef(0, 1), 1)], [])
+    with Life(spark, store, out, [fussy(fixed=True)], clock) as life:
         assert life.drain(2.0) == 1
         assert exported(out) == [0, 7]
     for _ in range(2):
-        with Life(spark, store, out, [fussy(mended=True)], clock) as life:
+        with Life(spark, store, out, [fussy(fixed=True)], clock) as life:
             life.batch(0, 0)
             assert exported(out) == [0, 1, 3, 7]
-    assert (held(store), read_dead_letters(REAL_FILES, store.root, "files")) == ([], [])
+    assert (retries(store), read_dead_letters(REAL_FILES, store.root, "files")) == ([], [])
 
 
 @pytest.mark.slow
-def test_a_chain_that_is_broken_itself_blames_no_bundle(spark, store, tmp_path):
-    """It fails without any; the batch waits for whoever mends it."""
+def test_an_invalid_chain_is_not_a_bad_bundle(spark, store, tmp_path):
+    """It fails without any bundle, so the batch fails until the chain is fixed."""
     seal_requests(store, logs_request([1]), logs_request([2]))
     broken = SqlSettings("SELECT no_such_column FROM logs")
     with (
@@ -139,12 +141,12 @@ def test_a_chain_that_is_broken_itself_blames_no_bundle(spark, store, tmp_path):
         pytest.raises(Exception, match="no_such_column"),
     ):
         life.batch(0, 0)
-    assert (held(store), read_dead_letters(REAL_FILES, store.root, "files")) == ([], [])
+    assert (retries(store), read_dead_letters(REAL_FILES, store.root, "files")) == ([], [])
 
 
 @pytest.mark.slow
-def test_what_was_written_before_it_failed_goes(spark, store, tmp_path):
-    """The logs are written when a span fails: once more without it. Of the first attempt nothing stays on the disk."""
+def test_files_of_a_failed_attempt_are_removed(spark, store, tmp_path):
+    """The logs are written before a span fails; a second attempt without its bundle writes them again."""
     chain = [
         SqlSettings("SELECT time_unix_nano AS n FROM logs"),
         SqlSettings("SELECT 6 / start_time_unix_nano AS share, start_time_unix_nano AS n FROM spans"),
@@ -152,15 +154,15 @@ def test_what_was_written_before_it_failed_goes(spark, store, tmp_path):
     store.seal([{60: _otlp(logs_request([1])), 61: _otlp(spans_request([number]))} for number in (2, 0)])
     with Life(spark, store, tmp_path / "out", chain, ManualClock(waits="hold")) as life:
         life.batch(0, 0)
-        assert (held(store), exported(tmp_path / "out")) == ([(BundleRef(0, 1), 1)], [1, 2])
+        assert (retries(store), exported(tmp_path / "out")) == ([(BundleRef(0, 1), 1)], [1, 2])
         assert life.drain(2.0) == 1
     assert len(read_dead_letters(REAL_FILES, store.root, "files")) == 1
     assert list((tmp_path / "out").rglob(".*.part")) == []
 
 
 @pytest.mark.slow
-def test_a_join_misses_no_table(spark, store, tmp_path):
-    """A batch without spans has an empty table of them where a query reads both; alone, too, a bundle has."""
+def test_every_probe_has_the_tables_of_a_join(spark, store, tmp_path):
+    """If a query reads two views, a batch without spans has an empty table of spans; a single bundle has one, too."""
     join = SqlSettings(
         "SELECT 6 / l.time_unix_nano AS share, l.time_unix_nano AS n FROM logs l LEFT JOIN spans s "
         "ON l.time_unix_nano = s.start_time_unix_nano",
@@ -171,7 +173,7 @@ def test_a_join_misses_no_table(spark, store, tmp_path):
     store.seal([{61: _otlp(spans_request([1]))}, {60: _otlp(logs_request([2]))}])
     with Life(spark, store, tmp_path / "out", [join, keep], ManualClock(waits="hold")) as life:
         life.batch(0, 0)
-        assert held(store) == [(BundleRef(0, 1), 1)]
+        assert retries(store) == [(BundleRef(0, 1), 1)]
         life.batch(1, 1)
     assert exported(tmp_path / "out") == [1, 2]
 

@@ -1,4 +1,4 @@
-"""What a Spark sink staged and committed becomes messages of topics once, whole, whatever step a crash cuts short."""
+"""Batches staged and committed by a Spark sink are imported into topics once, after a crash at any step."""
 
 import pytest
 
@@ -33,7 +33,7 @@ ORDERS, RETURNS = "default/orders", "default/returns"
 
 
 class PowerCut(Exception):
-    """The machine stops here."""
+    """The machine loses power."""
 
 
 def message(text, **attributes):
@@ -41,13 +41,13 @@ def message(text, **attributes):
 
 
 def staged(fs, root, batch, texts, *, writer="query", partition=0, attempt="a"):
-    """What a task does with these messages; those in capitals belong to the other topic."""
+    """Stage the messages of one task; those in capitals belong to the other topic."""
     rows = [(RETURNS if text.isupper() else ORDERS, message(text)) for text in texts]
     return stage_messages(fs, root, rows, writer=writer, batch=batch, partition=partition, attempt=attempt)
 
 
 def write(fs, root, batch, texts, *, writer="query", **more):
-    """A whole batch of two tasks: staged, then committed."""
+    """Stage a batch of two tasks and commit it."""
     half = len(texts) // 2
     found = [
         staged(fs, root, batch, texts[:half], writer=writer, partition=0, **more),
@@ -71,8 +71,8 @@ def left(fs, root=ROOT, writer="query"):
     return fs.list_dir(directory) if fs.exists(directory) else []
 
 
-def test_messages_are_there_when_committed_and_not_before(tmp_path):
-    """Staged ones are nobody's; a committed batch is appended in order, and is not taken twice."""
+def test_messages_are_visible_after_the_commit(tmp_path):
+    """Staged messages are not; a committed batch is appended in order, and only once."""
     root = str(tmp_path)
     found = staged(REAL_FILES, root, 0, ["a", "B"])
     with open_topics(REAL_FILES, root) as store:
@@ -86,8 +86,8 @@ def test_messages_are_there_when_committed_and_not_before(tmp_path):
     assert left(REAL_FILES, root) == [done_name(1)]
 
 
-def test_what_is_appended_says_where_it_comes_from(tmp_path):
-    """The producer's name is the message's own; attributes, key and time are as they were given."""
+def test_an_imported_message_keeps_its_producer(tmp_path):
+    """Attributes, key and time do not change, either."""
     rows = [(ORDERS, message("x", k="v", routing_key="me"))]
     found = stage_messages(REAL_FILES, str(tmp_path), rows, writer="etl", batch=7, partition=0, attempt="a")
     commit_messages(REAL_FILES, TopicPlace(str(tmp_path)), writer="etl", batch=7, staged=[found])
@@ -97,8 +97,8 @@ def test_what_is_appended_says_where_it_comes_from(tmp_path):
     assert one.publish_time_ns == 1_700_000_000_000_000_000
 
 
-def test_what_is_discarded_never_comes(tmp_path):
-    """But not what was committed, although the driver did not hear of it."""
+def test_discarded_messages_are_never_imported(tmp_path):
+    """A committed batch stays, even if the driver did not learn of its commit and discards it."""
     root = str(tmp_path)
     found = staged(REAL_FILES, root, 0, ["a"])
     discard_messages(REAL_FILES, root, writer="query", batch=0, staged=[found])
@@ -109,8 +109,8 @@ def test_what_is_discarded_never_comes(tmp_path):
     assert not is_batch_committed(REAL_FILES, root, writer="query", batch=1)
 
 
-def test_an_open_store_appends_between_its_own(tmp_path):
-    """With its upkeep, and when it closes: whoever committed saw that somebody was there."""
+def test_an_open_store_imports_during_maintenance_and_on_close(tmp_path):
+    """Both are needed: a sink commits without an import if it sees that the store is open."""
     root = str(tmp_path)
     with open_topics(REAL_FILES, root) as store:
         store.topic(ORDERS).append(b"own")
@@ -127,8 +127,8 @@ def test_an_open_store_appends_between_its_own(tmp_path):
     assert left(REAL_FILES, root) == [done_name(2)]
 
 
-def test_the_thread_appends_by_itself(tmp_path):
-    """Nobody calls anything: a reader that follows gets it."""
+def test_the_background_thread_imports_staged_batches(tmp_path):
+    """A reader that follows the topic receives the message without a call to `maintain`."""
     with (
         TopicStore.open(tmp_path, settings={"wal": {"fsync_interval_ms": 20}}) as store,
         store.topic(ORDERS).reader("latest") as reader,
@@ -138,8 +138,8 @@ def test_the_thread_appends_by_itself(tmp_path):
 
 
 @pytest.mark.parametrize("loses_its_name", [False, True])
-def test_a_directory_with_a_cold_tier_is_left_to_its_owner(tmp_path, loses_its_name):
-    """Only it knows whether the topic still lives here. With the object store the sink is one, for that moment."""
+def test_a_sink_without_the_object_store_leaves_the_import_to_the_owner(tmp_path, loses_its_name):
+    """Only the owner knows whether the topic was moved. With the object store, the sink owns the topic for a moment."""
     root, objects = f"{tmp_path}/topics", f"file://{tmp_path}/cold"
     with TopicStore.open(root, objects=objects, background=False) as store:
         store.topic(ORDERS).append(b"own")
@@ -156,7 +156,7 @@ def test_a_directory_with_a_cold_tier_is_left_to_its_owner(tmp_path, loses_its_n
         assert texts_of(store) == ["own", "a", "b"]
 
 
-def test_log_files_of_another_name_are_not_written_beside(tmp_path):
+def test_a_sink_does_not_add_log_files_with_another_name(tmp_path):
     with open_topics(REAL_FILES, str(tmp_path), file_name="queue.log") as store:
         store.topic(ORDERS).append(b"own", durable=True)
         store.topic(ORDERS)._engine.wal.try_checkpoint()
@@ -164,8 +164,8 @@ def test_log_files_of_another_name_are_not_written_beside(tmp_path):
         write(REAL_FILES, str(tmp_path), 0, ["a"])
 
 
-def test_damage_waits_and_others_go_on(tmp_path):
-    """A part that is not what was written stays where it is, and holds nobody else up."""
+def test_a_damaged_batch_does_not_block_others(tmp_path):
+    """A part whose bytes differ from the commit is left where it is."""
     root = str(tmp_path)
     with open_topics(REAL_FILES, root) as store:
         write(REAL_FILES, root, 0, ["a", "b"], writer="bad")
@@ -185,7 +185,7 @@ WANTED = {ORDERS: ["a", "c", "d", "e", "h", "i"], RETURNS: ["B", "F", "G"]}
 
 
 def every_batch(fs, root=ROOT):
-    """What a query does, and does again when it is started again: an owner may be there or not."""
+    """Run a query that can be restarted, with and without an owner."""
     for number, texts in enumerate(BATCHES):
         if not is_batch_committed(fs, root, writer="query", batch=number):
             write(fs, root, number, texts)
@@ -194,7 +194,7 @@ def every_batch(fs, root=ROOT):
 
 
 def disks_of_crashes(steps_of, *, kill):
-    """The disk after each step, as a kill or a power cut there leaves it."""
+    """Return a copy of the disk after each step, after a kill or a power loss at that point."""
     count = 0
     stop_at = [10**9]
 
@@ -218,8 +218,8 @@ def disks_of_crashes(steps_of, *, kill):
 
 
 @pytest.mark.parametrize("kill", [True, False], ids=["kill", "power"])
-def test_a_crash_at_every_step(kill):
-    """The query is started again, and every message is there once."""
+def test_a_crash_at_any_step_imports_each_message_once(kill):
+    """The query is restarted on each copy of the disk."""
     for label, disk in disks_of_crashes(every_batch, kill=kill):
         every_batch(disk)
         with open_topics(disk) as store:
@@ -229,8 +229,8 @@ def test_a_crash_at_every_step(kill):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_offsets_that_a_power_loss_gave_back(seed):
-    """The owner's own messages are lost, ours are given their offsets, and the owner dies before it can say so."""
+def test_offsets_that_are_reused_after_a_power_loss(seed):
+    """The owner's own messages are lost, imported ones get their offsets, and the owner dies before it records that."""
 
     def stop_at(op, suffix):
         def step(done, path):
@@ -260,7 +260,7 @@ NOTE = BatchCommit("q-1", 3, (SinkPart("00000000000000000003-00000-7/00000.part"
 
 
 def test_golden_bytes():
-    """What other programs may rely on."""
+    """Other programs may rely on them."""
     assert COMMITS.encode(NOTE) == (
         b'{"quiver_topic_batch": 1, "writer": "q-1", "batch": 3, '
         b'"parts": [["00000000000000000003-00000-7/00000.part", "default/orders", 2]]}\n' + COMMITS.encode(NOTE)[-9:]
@@ -279,8 +279,8 @@ def test_golden_bytes():
     assert parse_note_name("3.commit") is None
 
 
-def test_notes_come_back_or_are_refused():
-    """Whole, cut at every byte, with every byte flipped, and with something behind."""
+def test_notes_round_trip_or_are_refused():
+    """Complete, cut at every byte, with every byte flipped, and with trailing junk."""
     data = COMMITS.encode(NOTE)
     assert COMMITS.decode(data) == Frame(NOTE, len(data))
     assert decode_begun(encode_begun({"a/a": 1})).value == {"a/a": 1}
@@ -305,8 +305,8 @@ def test_notes_come_back_or_are_refused():
         BatchCommit("q", -1, ()),
     ],
 )
-def test_unlawful_commits_are_damage(note, tmp_path):
-    """Nothing outside the writer's own staging is ever named."""
+def test_invalid_commits_are_damage(note, tmp_path):
+    """A commit may name only files in the staging directory of its own writer."""
     assert isinstance(COMMITS.decode(COMMITS.encode(note)), Damage)
     path = tmp_path / "x"
     path.write_bytes(COMMITS.encode(note))

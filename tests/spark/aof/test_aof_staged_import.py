@@ -1,4 +1,4 @@
-"""What a Spark sink staged and committed becomes records of a log once, whole, whatever step a crash cuts short."""
+"""Batches staged and committed by a Spark sink are imported into a log once, after a crash at any step."""
 
 import threading
 
@@ -24,23 +24,23 @@ ROOT = "/aof/orders"
 
 
 class TinyConfig(AofConfig):
-    """Segments of 16 KiB, below what a user may ask for: a batch of a few records takes several."""
+    """Segments of 16 KiB, less than the minimum of the public settings, so a batch of a few records needs several."""
 
     segment_floor_bytes = 16 * 1024
 
 
 class PowerCut(Exception):
-    """The machine stops here."""
+    """The machine loses power."""
 
 
 def staged(fs, root, batch, texts, *, writer="query", partition=0, attempt="a"):
-    """What a task does with these records."""
+    """Stage the records of one task."""
     rows = [(text.encode(), number) for number, text in enumerate(texts)]
     return stage_records(fs, root, rows, writer=writer, batch=batch, partition=partition, attempt=attempt)
 
 
 def write(fs, root, batch, texts, *, writer="query", **more):
-    """A whole batch of two tasks: staged, then committed."""
+    """Stage a batch of two tasks and commit it."""
     half = len(texts) // 2
     found = [
         staged(fs, root, batch, texts[:half], writer=writer, partition=0, **more),
@@ -69,8 +69,8 @@ def root(tmp_path):
     return str(tmp_path / "aof" / "orders")
 
 
-def test_records_are_there_when_committed_and_not_before(root):
-    """Staged ones are nobody's; a committed batch is appended in order, and is not taken twice."""
+def test_records_are_visible_after_the_commit(root):
+    """Staged records are not; a committed batch is appended in order, and only once."""
     found = staged(REAL_FILES, root, 0, ["a", "b"])
     with open_manager(REAL_FILES, root) as manager:
         assert texts_of(manager.log("orders")) == []
@@ -85,8 +85,8 @@ def test_records_are_there_when_committed_and_not_before(root):
     assert left(REAL_FILES, root) == [done_name(1)]
 
 
-def test_what_is_discarded_never_comes(root):
-    """But not what was committed, although the driver did not hear of it."""
+def test_discarded_records_are_never_imported(root):
+    """A committed batch stays, even if the driver did not learn of its commit and discards it."""
     found = staged(REAL_FILES, root, 0, ["a"])
     discard_records(REAL_FILES, root, writer="query", batch=0, staged=[found])
     assert left(REAL_FILES, root) == []
@@ -97,8 +97,8 @@ def test_what_is_discarded_never_comes(root):
     assert commit_records(REAL_FILES, root, writer="query", batch=1, staged=[staged(REAL_FILES, root, 1, [])])
 
 
-def test_an_open_log_appends_between_its_own(root):
-    """With its upkeep, and when it closes: whoever committed saw that somebody was there."""
+def test_an_open_log_imports_during_maintenance_and_on_close(root):
+    """Both are needed: a sink commits without an import if it sees that the log is open."""
     with open_manager(REAL_FILES, root) as manager:
         log = manager.log("orders")
         log.append_record(b"own")
@@ -114,8 +114,8 @@ def test_an_open_log_appends_between_its_own(root):
     assert left(REAL_FILES, root, "job-1") == []
 
 
-def test_the_thread_appends_by_itself(root):
-    """Nobody calls anything: a follower gets it."""
+def test_the_background_thread_imports_staged_batches(root):
+    """A follower receives the record without a call to `maintain`."""
     with AofManager.open(root.rpartition("/")[0]) as manager:
         follower = manager.log("orders").tail_follower()
         write(REAL_FILES, root, 0, ["a"])
@@ -124,8 +124,8 @@ def test_the_thread_appends_by_itself(root):
         assert record.payload == b"a"
 
 
-def test_a_batch_is_longer_than_segments(root):
-    """It is taken over step by step; records of any length, up to what a segment can hold."""
+def test_a_batch_may_need_several_segments(root):
+    """It is imported step by step; records may have any length up to what a segment can contain."""
     texts = [f"{number}." + "." * (number * 97 % 15_000) for number in range(60)]
     assert write(REAL_FILES, root, 0, texts)
     with open_manager(REAL_FILES, root) as manager:
@@ -141,8 +141,8 @@ def test_a_batch_is_longer_than_segments(root):
         assert texts_of(manager.log("orders"))[60:] == ["x", "own", "y" * 8]
 
 
-def test_damage_waits_and_others_go_on(root):
-    """A part that is not what was written stays where it is, and holds nobody else up."""
+def test_a_damaged_batch_does_not_block_others(root):
+    """A part whose bytes differ from the commit is left where it is."""
     observer = InMemoryObserver()
     with open_manager(REAL_FILES, root, observer=observer) as manager:
         log = manager.log("orders")
@@ -162,8 +162,8 @@ def test_damage_waits_and_others_go_on(root):
     assert commit_name(0) in left(REAL_FILES, root, "cut")
 
 
-def test_counts_that_do_not_fit_are_damage(root):
-    """A commit that says more records than a part has is not done."""
+def test_a_commit_with_a_wrong_count_is_damage(root):
+    """A commit with more records than its part contains is not imported."""
     found = staged(REAL_FILES, root, 0, ["a", "b"])
     more = found.part._replace(records=3)
     REAL_FILES.make_dirs(f"{root}/incoming/query")
@@ -174,8 +174,8 @@ def test_counts_that_do_not_fit_are_damage(root):
     assert commit_name(0) in left(REAL_FILES, root)
 
 
-def test_producers_go_on_beside_it(root):
-    """Threads append and sinks commit at the same time: everything is there once, each in its own order."""
+def test_producers_and_sinks_append_concurrently(root):
+    """Each record is in the log once, in the order of its producer."""
     with AofManager.open(root.rpartition("/")[0]) as manager:
         log = manager.log("orders")
 
@@ -199,8 +199,8 @@ def test_producers_go_on_beside_it(root):
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_step_that_fails_holds_the_log():
-    """Behind the note nobody else appends until its records are durable; then everybody does."""
+def test_a_failed_step_blocks_other_appends():
+    """Once the note of a batch is written, nothing else is appended until its records are durable."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, path_part="/segments/", forever=True)
     with open_manager(fs) as manager:
@@ -220,8 +220,8 @@ def test_a_step_that_fails_holds_the_log():
         assert texts_of(log) == ["own", "a", "b", "other"]
 
 
-def test_a_note_that_cannot_be_written_holds_nobody_up():
-    """The disk is full, and the segment has room: producers go on."""
+def test_a_note_that_cannot_be_written_does_not_block_producers():
+    """The disk is full, but the open segment has space."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, path_part=".begun.tmp", forever=True)
     with open_manager(fs) as manager:
@@ -244,7 +244,7 @@ WANTED = list("abcdefghi")
 
 
 def every_batch(fs):
-    """What a query does, and does again when it is started again, beside an owner that appends the same."""
+    """Run a query that can be restarted, next to an owner that appends its own records."""
     for number, texts in enumerate(BATCHES):
         if not is_records_batch_committed(fs, ROOT, writer="query", batch=number):
             write(fs, ROOT, number, texts)
@@ -253,7 +253,7 @@ def every_batch(fs):
 
 
 def disks_of_crashes(steps_of, *, kill):
-    """The disk before each step, as a kill or a power cut there leaves it."""
+    """Return a copy of the disk before each step, after a kill or a power loss at that point."""
     fs = CrashFileSystem()
     disks = []
     fs.on_step = lambda op, path: disks.append((
@@ -264,8 +264,8 @@ def disks_of_crashes(steps_of, *, kill):
 
 
 @pytest.mark.parametrize("kill", [True, False], ids=["kill", "power"])
-def test_a_crash_at_every_step(kill):
-    """The query is started again, and every record is there once, in order."""
+def test_a_crash_at_any_step_keeps_each_record_once_and_in_order(kill):
+    """The query is restarted on each copy of the disk."""
     for label, disk in disks_of_crashes(every_batch, kill=kill):
         every_batch(disk)
         with open_manager(disk) as manager:
@@ -274,8 +274,8 @@ def test_a_crash_at_every_step(kill):
         assert left(disk) == [done_name(1)], label
 
 
-def test_a_crash_in_the_middle_of_two_writers():
-    """One was appended as far as a step went, the other not at all: each goes on from where it is."""
+def test_a_crash_during_the_batches_of_two_writers():
+    """One batch was partly appended, the other not at all: each continues at its own position."""
 
     def stop(done, path):
         if (done, path.endswith(".seg")) == ("sync", True):
@@ -296,8 +296,8 @@ def test_a_crash_in_the_middle_of_two_writers():
             assert texts_of(manager.log("orders")) == ["a", "b", "own", *["same"] * 5]
 
 
-def test_a_note_that_nobody_can_read_stops_its_batch(root):
-    """How much of it is in the log cannot be told: it is reported, and nothing is appended twice."""
+def test_an_unreadable_note_stops_its_batch(root):
+    """The number of records that are already in the log is unknown: it is reported, and nothing is appended twice."""
     with open_manager(REAL_FILES, root) as manager:
         manager.log("orders")
         write(REAL_FILES, root, 0, ["a", "b"])
@@ -316,7 +316,7 @@ STEP = BatchStep(1, 20, 5, 1234)
 
 
 def test_golden_bytes(tmp_path):
-    """What other programs may rely on."""
+    """Other programs may rely on them."""
     assert COMMITS.encode(COMMIT)[:-9] == (
         b'{"quiver_aof_batch": 1, "writer": "q-1", "batch": 3, '
         b'"parts": [["00000000000000000003-00000-7/00000.part", 2, 52]]}\n'
@@ -330,8 +330,8 @@ def test_golden_bytes(tmp_path):
     assert found.part == PART._replace(size_bytes=54)
 
 
-def test_notes_come_back_or_are_refused():
-    """Whole, cut at every byte, with every byte flipped, and with something behind."""
+def test_notes_round_trip_or_are_refused():
+    """Complete, cut at every byte, with every byte flipped, and with trailing junk."""
     data = COMMITS.encode(COMMIT)
     assert COMMITS.decode(data) == Frame(COMMIT, len(data))
     assert decode_begun(encode_begun(STEP)) == Frame(STEP, len(encode_begun(STEP)))
@@ -358,8 +358,8 @@ def test_notes_come_back_or_are_refused():
         BatchCommit("q", -1, ()),
     ],
 )
-def test_unlawful_commits_are_damage(commit, tmp_path):
-    """Nothing outside the writer's own staging is ever named."""
+def test_invalid_commits_are_damage(commit, tmp_path):
+    """A commit may name only files in the staging directory of its own writer."""
     assert isinstance(COMMITS.decode(COMMITS.encode(commit)), Damage)
     (tmp_path / "x").write_bytes(COMMITS.encode(commit))
     with pytest.raises(CorruptionError):

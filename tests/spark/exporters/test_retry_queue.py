@@ -1,5 +1,5 @@
 """
-What an exporter's processors failed on is tried again by itself, until it passes or its policy has enough. No
+Bundles that fail in the processors of an exporter are retried individually, until they succeed or the policy ends. No
 Spark.
 """
 
@@ -26,7 +26,7 @@ BAD = BundleRef(0, 1)
 
 
 class Export:
-    """An exporter of bundles, as its processors and its far side are just now."""
+    """An exporter of bundles with the current state of its processors and its destination."""
 
     def __init__(self):
         self.refused = set()
@@ -64,8 +64,8 @@ def clock():
 
 
 @pytest.fixture
-def held(store, export, clock):
-    """What holds bundles of a store with three of them; the second does not pass the processors."""
+def queue(store, export, clock):
+    """Return a retry queue of a store with three bundles; the second fails in the processors."""
     seal_requests(store, *(logs_request([number]) for number in (1, 0, 3)))
     export.refused = {1}
     policy = RetryPolicy(initial_interval_s=2.0, max_interval_s=60.0, jitter=0.0, max_attempts=3)
@@ -79,66 +79,66 @@ def waiting(store):
     return [(entry.ref, entry.attempts, entry.reason) for entry in load_retry_set(REAL_FILES, store.root, "out")]
 
 
-def test_it_is_an_export_of_bundles(export):
-    """As the sieve asks for one."""
+def test_an_exporter_matches_the_protocol_of_the_queue(export):
+    """`BundleExport` is checked at run time."""
     assert isinstance(export, BundleExport)
     assert not isinstance(print, BundleExport)
 
 
-def test_what_failed_is_held_durably_before_the_batch_goes_on(store, held):
-    """With the reason, and once."""
-    held.add({(store.root, BAD): FAILED})
+def test_failed_bundles_are_durable_before_the_batch_continues(store, queue):
+    """With the reason, and once each."""
+    queue.add({(store.root, BAD): FAILED})
     assert waiting(store) == [(BAD, 1, "PROCESSOR: division by zero")]
-    assert (held.has(store.root, BAD), held.has(store.root, BundleRef(0, 0)), held.is_empty) == (True, False, False)
+    assert (queue.has(store.root, BAD), queue.has(store.root, BundleRef(0, 0)), queue.is_empty) == (True, False, False)
 
 
-def test_it_is_exported_by_itself_when_it_passes(store, held, export, clock):
-    """When its time has come and not before; then nothing is held, and nothing kept open."""
-    held.add({(store.root, BAD): FAILED})
+def test_a_bundle_is_exported_individually_when_it_succeeds(store, queue, export, clock):
+    """When its retry is due, not before; then the queue is empty, and the retry set is closed."""
+    queue.add({(store.root, BAD): FAILED})
     export.refused = set()
-    assert (held.drain(), export.has) == (0, [])
+    assert (queue.drain(), export.has) == (0, [])
     clock.advance(2.0)
-    assert held.drain() == 1
+    assert queue.drain() == 1
     (name,) = individual_names("out", [(store.root, BAD)])
     assert export.has == [(0, 1, name)]
-    assert (waiting(store), held.is_empty) == ([], True)
+    assert (waiting(store), queue.is_empty) == ([], True)
     with_another = RetryQueue("out", RetryPolicy(), export=export, letters=DeadLetters, clock=clock, background=False)
     with_another.resume(store.root)
     with_another.close()
 
 
-def test_its_attempts_are_used_up(store, held, export, clock):
-    """Each after a longer pause; then it is a letter with the reason, and held no more."""
-    held.add({(store.root, BAD): FAILED})
+def test_an_exhausted_bundle_becomes_a_dead_letter(store, queue, export, clock):
+    """After growing pauses; the dead letter has the reason, and the bundle leaves the queue."""
+    queue.add({(store.root, BAD): FAILED})
     clock.advance(2.0)
-    assert held.drain() == 0
+    assert queue.drain() == 0
     assert waiting(store) == [(BAD, 2, "PROCESSOR: ZeroDivisionError: division by zero")]
     clock.advance(3.9)
-    assert (held.drain(), export.tried) == (0, 1)
+    assert (queue.drain(), export.tried) == (0, 1)
     clock.advance(0.1)
-    assert (held.drain(), export.tried) == (1, 2)
+    assert (queue.drain(), export.tried) == (1, 2)
     assert (waiting(store), export.has) == ([], [])
     (letter,) = read_dead_letters(REAL_FILES, store.root, "out")
     assert (letter.ref, letter.attempts) == (BAD, 3)
     assert letter.reason == "3 attempts failed; the last with PROCESSOR: ZeroDivisionError: division by zero"
 
 
-def test_a_far_side_that_is_down_costs_no_attempt(store, held, export, clock, caplog):
-    """The bundle passes; what takes it is tried again after a pause."""
-    held.add({(store.root, BAD): FAILED})
+def test_an_unavailable_destination_does_not_count_as_an_attempt(store, queue, export, clock, caplog):
+    """The bundle passes the processors; the export is tried again after a pause."""
+    queue.add({(store.root, BAD): FAILED})
     export.refused, export.is_down = set(), True
     clock.advance(2.0)
     for _ in range(3):
-        assert held.drain() == 0
+        assert queue.drain() == 0
     assert (waiting(store)[0][1], export.tried) == (1, 1)
     assert "cannot be exported: OSError: [Errno 28] no space left" in caplog.text
     export.is_down = False
     clock.advance(60.0)
-    assert held.drain() == 1
+    assert queue.drain() == 1
 
 
-def test_what_cannot_be_decoded_is_a_letter_at_once(store, export, clock):
-    """Nothing is gained by trying again; one that came into the set by damage is found out there."""
+def test_an_undecodable_bundle_is_a_dead_letter_immediately(store, export, clock):
+    """A retry cannot help; if a damaged set adds such a bundle, the drain finds it."""
     seal_requests(store, b"\xff\xff", logs_request([1]))
     with_policy = RetryQueue("out", RetryPolicy(), export=export, letters=DeadLetters, clock=clock, background=False)
     with_policy.session = SimpleNamespace()
@@ -155,22 +155,22 @@ def test_what_cannot_be_decoded_is_a_letter_at_once(store, export, clock):
     with_policy.close()
 
 
-def test_a_segment_that_is_gone_is_held_no_more(store, held, clock):
-    """Policy gave it up; there is nothing left to export."""
-    held.add({(store.root, BundleRef(7, 0)): FAILED})
+def test_a_bundle_of_a_deleted_segment_leaves_the_queue(store, queue, clock):
+    """It was dropped by policy, so nothing is left to export."""
+    queue.add({(store.root, BundleRef(7, 0)): FAILED})
     clock.advance(2.0)
-    assert (held.drain(), waiting(store)) == (1, [])
+    assert (queue.drain(), waiting(store)) == (1, [])
 
 
-def test_the_next_life_goes_on_with_it(store, held, export, clock):
-    """With its attempts; two lives at once are refused."""
-    held.add({(store.root, BAD): FAILED})
+def test_a_restart_continues_with_the_queue(store, queue, export, clock):
+    """Including its attempts; two processes at once are refused."""
+    queue.add({(store.root, BAD): FAILED})
     second = RetryQueue(
         "out", RetryPolicy(max_attempts=2), export=export, letters=DeadLetters, clock=clock, background=False
     )
     with pytest.raises(DirectoryInUseError):
         second.resume(store.root)
-    held.close()
+    queue.close()
     second.resume(store.root)
     assert second.has(store.root, BAD)
     assert second.drain() == 0, "it waits for a session"
@@ -181,25 +181,25 @@ def test_the_next_life_goes_on_with_it(store, held, export, clock):
     second.close()
 
 
-def test_a_halt_stops_it(store, export, clock):
-    """In the batch by an error; in the drain the thread ends, and says so to whoever looks."""
+def test_a_halt_stops_the_exporter(store, export, clock):
+    """The batch raises an error; in the drain, the thread ends, and `halted` has the error."""
     seal_requests(store, *(logs_request([number]) for number in (1, 0)))
     export.refused = {1}
     policy = RetryPolicy(initial_interval_s=2.0, jitter=0.0, max_attempts=2, on_exhausted="halt")
-    held = RetryQueue("out", policy, export=export, clock=clock)
-    held.session = SimpleNamespace()
+    queue = RetryQueue("out", policy, export=export, clock=clock)
+    queue.session = SimpleNamespace()
     with pytest.raises(DeliveryHaltedError, match="out halted at bundle 0:0"):
-        held.add({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
-    held.close()
-    held = RetryQueue("out", policy, export=export, clock=clock)
-    held.session = SimpleNamespace()
-    held.add({(store.root, BAD): FAILED})
+        queue.add({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
+    queue.close()
+    queue = RetryQueue("out", policy, export=export, clock=clock)
+    queue.session = SimpleNamespace()
+    queue.add({(store.root, BAD): FAILED})
     clock.wait_for_waiters(1)
     clock.advance(2.0)
     thread = next(one for one in threading.enumerate() if one.name == "quiver-retries out")
     thread.join(30)
-    assert "2 attempts failed" in str(held.halted)
-    held.close()
+    assert "2 attempts failed" in str(queue.halted)
+    queue.close()
 
 
 PYTHON_ERROR = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker:
@@ -256,7 +256,7 @@ Traceback (most recent call last):
 KeyError: 'data'
 === Streaming Query ===
 """
-"""Of compiled code there is no line to show."""
+"""Compiled code has no source line."""
 
 OWN_ERROR = PROXY + "quiver.errors.UsageError: table logs has other columns than the view logs\n"
 
@@ -288,12 +288,12 @@ OWN_ERROR = PROXY + "quiver.errors.UsageError: table logs has other columns than
     ],
 )
 def test_a_reason_is_one_line(error, said):
-    """The one that a person looks for."""
+    """The line that explains the failure."""
     assert describe_error(error) == said
 
 
 class SlowExport(Export):
-    """One that is at work until it is let go on."""
+    """An export that does not end before the test allows it."""
 
     def __init__(self):
         super().__init__()
@@ -305,8 +305,11 @@ class SlowExport(Export):
         super().export_one(spark, bundle, name)
 
 
-def test_the_next_life_waits_for_a_bundle_that_is_still_exported(store, clock, monkeypatch):
-    """Who closes waits a moment only. Until its export has ended nobody else may try the bundle; then it is done."""
+def test_a_restart_waits_for_a_bundle_that_is_being_exported(store, clock, monkeypatch):
+    """
+    `close` waits only briefly. Until the export ends, another process cannot open the queue; then the bundle is
+    done.
+    """
     monkeypatch.setattr("quiver.spark.exporters.retry_queue.CLOSE_S", 0.0)
     seal_requests(store, *(logs_request([number]) for number in (1, 0)))
     export = SlowExport()
@@ -329,15 +332,15 @@ def test_the_next_life_waits_for_a_bundle_that_is_still_exported(store, clock, m
     second.close()
 
 
-def test_an_exporter_without_room_blames_no_bundle(store):
-    """What it says of itself is taken at its word: the processors are not run once more to find out."""
+def test_a_capacity_error_of_the_exporter_is_not_a_bad_bundle(store):
+    """The error applies to the exporter itself, so the processors are not run again to find a bad bundle."""
 
     def full(batch, batch_id):
         raise CapacityError("the store beside it")
 
     places = pa.table({"path": pa.array([], pa.string()), "segment": [], "index": []})
     batch = SimpleNamespace(sparkSession=None, select=lambda *_: SimpleNamespace(toArrow=lambda: places))
-    with BadBundleFilter(full, "out", RetryPolicy(on_exhausted="drop"), background=False) as sieve:
+    with BadBundleFilter(full, "out", RetryPolicy(on_exhausted="drop"), background=False) as bad_bundles:
         with pytest.raises(CapacityError):
-            sieve(batch, 0)
-        assert sieve.halted is None
+            bad_bundles(batch, 0)
+        assert bad_bundles.halted is None

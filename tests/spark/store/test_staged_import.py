@@ -1,7 +1,4 @@
-"""
-What a Spark sink staged and committed becomes part of the store once, whole, and whatever step a
-crash cuts short.
-"""
+"""Batches staged and committed by a Spark sink are imported into the store once, after a crash at any step."""
 
 import json
 
@@ -29,11 +26,11 @@ ROOT = "/store"
 
 
 class PowerCut(Exception):
-    """The machine stops here."""
+    """The machine loses power."""
 
 
 class Maintaining(ManualClock):
-    """Whoever waits lets the owner of a store do its work."""
+    """A clock on which each wait runs the maintenance of a store."""
 
     def __init__(self, store):
         super().__init__()
@@ -45,7 +42,7 @@ class Maintaining(ManualClock):
 
 
 def staged(fs, root, batch, ids, *, writer="query", attempt="a", partition=0, clock=None):
-    """What a task does with rows of these numbers."""
+    """Stage the rows of one task."""
     options = SinkOptions(path=root, slot=30)
     bundles = bundles_of([pa.record_batch({"id": pa.array(ids, pa.int64())})], options)
     return stage(
@@ -62,7 +59,7 @@ def staged(fs, root, batch, ids, *, writer="query", attempt="a", partition=0, cl
 
 
 def write(fs, root, batch, ids, **more):
-    """A whole batch of two tasks: staged, then committed."""
+    """Stage a batch of two tasks and commit it."""
     half = len(ids) // 2
     found = [
         staged(fs, root, batch, ids[:half], partition=0, **more),
@@ -73,7 +70,7 @@ def write(fs, root, batch, ids, **more):
 
 
 def visible(fs, root=ROOT):
-    """The numbers in the sealed segments, in order; each segment is whole."""
+    """Return the numbers in the sealed segments, in order, after checking that each segment is complete."""
     seen = []
     directory = f"{root}/segments"
     for name in fs.list_dir(directory) if fs.exists(directory) else []:
@@ -85,8 +82,8 @@ def visible(fs, root=ROOT):
     return seen
 
 
-def test_rows_are_there_when_committed_and_not_before(tmp_path):
-    """Staged rows are nobody's; a committed batch is read like any other, and is not taken twice."""
+def test_rows_are_visible_after_the_commit(tmp_path):
+    """Staged rows are not; a committed batch is read like any other, and is imported only once."""
     root = str(tmp_path)
     found = staged(REAL_FILES, root, 0, [1, 2])
     assert visible(REAL_FILES, root) == []
@@ -98,8 +95,8 @@ def test_rows_are_there_when_committed_and_not_before(tmp_path):
     assert REAL_FILES.list_dir(f"{root}/{INCOMING_DIR}/query") == [commit_name(1)]
 
 
-def test_what_is_discarded_never_comes(tmp_path):
-    """But not what was committed, although the driver did not hear of it."""
+def test_discarded_rows_are_never_imported(tmp_path):
+    """A committed batch stays, even if the driver did not learn of its commit and discards it."""
     root = str(tmp_path)
     found = staged(REAL_FILES, root, 0, [1])
     discard(REAL_FILES, root, writer="query", batch=0, staged=[found])
@@ -111,8 +108,8 @@ def test_what_is_discarded_never_comes(tmp_path):
     assert not is_committed(REAL_FILES, root, writer="query", batch=1)
 
 
-def test_an_open_store_takes_it_over_between_its_own(tmp_path):
-    """With its next maintenance, under the next number, for every subscriber, also one of another process."""
+def test_an_open_store_imports_during_maintenance(tmp_path):
+    """The batch gets the next number and is visible to every subscriber, also in another process."""
     with quiver.open(tmp_path, Settings(delete_grace_s=0), background=False) as store:
         subscriber = store.register("reader", start="earliest")
         store.activate()
@@ -137,8 +134,8 @@ def test_an_open_store_takes_it_over_between_its_own(tmp_path):
         assert store.stats()["next_segment"] == 4
 
 
-def test_the_log_is_not_taken_for_covered(tmp_path):
-    """A segment that never was in the log says nothing of it: what was logged comes back after a crash."""
+def test_an_imported_segment_does_not_move_the_cursor(tmp_path):
+    """Its bundles were never in the log: bundles that are only in the log are recovered after a crash."""
     store = quiver.open(tmp_path, Settings(segment_open_s_max=3600), background=False)
     store.ingest(quiver.Bundle({30: pa.record_batch({"id": [1]})}), durable=True)
     write(REAL_FILES, str(tmp_path), 0, [2, 3])
@@ -155,8 +152,8 @@ def test_the_log_is_not_taken_for_covered(tmp_path):
         assert sorted(visible(REAL_FILES, str(copy))) == [1, 2, 3]
 
 
-def test_it_waits_while_a_lower_number_is_not_written(tmp_path):
-    """Whoever reads by number would pass over the segment that is still to come."""
+def test_an_import_waits_while_a_lower_segment_is_not_written(tmp_path):
+    """A reader that follows the numbers would skip the segment that is still being sealed."""
     with quiver.open(tmp_path, Settings(segment_open_s_max=3600), background=False) as store:
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [1]})}))
         write(REAL_FILES, str(tmp_path), 0, [2, 3])
@@ -179,8 +176,12 @@ def capped(policy):
     )
 
 
-def test_a_store_at_its_cap_takes_over_what_fits_and_the_rest_when_there_is_room(tmp_path):
-    """Else whoever stands behind processors would never push back. A batch comes whole in the end, and once."""
+def test_a_store_at_its_cap_imports_the_batches_that_fit(tmp_path):
+    """
+    The rest is imported when there is space. Otherwise, a store after processors would never apply backpressure.
+
+    In the end, each batch is imported completely and once.
+    """
     with quiver.open(tmp_path, capped("backpressure"), background=False) as store:
         reader = store.register("reader", start="earliest")
         store.maintain()
@@ -208,8 +209,8 @@ def test_a_store_at_its_cap_takes_over_what_fits_and_the_rest_when_there_is_room
     assert seen == list(range(64_000))
 
 
-def test_a_store_at_its_cap_gives_up_the_oldest_for_what_sinks_wrote(tmp_path):
-    """Where its policy says so: counted and told as with what it takes in itself."""
+def test_a_store_at_its_cap_drops_the_oldest_data_for_staged_batches(tmp_path):
+    """If its policy is `drop_oldest`: the loss is counted and reported as for `ingest`."""
     with quiver.open(tmp_path, capped("drop_oldest"), background=False) as store:
         store.register("reader", start="earliest")
         clock = Maintaining(store)
@@ -222,8 +223,8 @@ def test_a_store_at_its_cap_gives_up_the_oldest_for_what_sinks_wrote(tmp_path):
     assert visible(REAL_FILES, str(tmp_path))[-1] == 63_999
 
 
-def test_where_no_store_is_open_the_sink_makes_room_itself(tmp_path):
-    """Nobody else would take over what a sink committed beside a store that was closed since."""
+def test_a_sink_imports_batches_if_no_store_is_open(tmp_path):
+    """Without an owner, the batches that were committed before the store was closed would never be imported."""
     with quiver.open(tmp_path, background=False):
         write(REAL_FILES, str(tmp_path), 0, range(10))
         assert awaits_import(REAL_FILES, str(tmp_path))
@@ -231,8 +232,8 @@ def test_where_no_store_is_open_the_sink_makes_room_itself(tmp_path):
     assert visible(REAL_FILES, str(tmp_path)) == list(range(10))
 
 
-def test_numbers_lie_above_everything_anybody_speaks_of(tmp_path):
-    """Also of what is deleted: a subscriber's progress, the floor."""
+def test_new_numbers_are_above_all_used_numbers(tmp_path):
+    """Including numbers of deleted segments: the progress of a subscriber, the lowest free segment number."""
     with quiver.open(tmp_path, Settings(delete_grace_s=0), background=False) as store:
         subscriber = store.register("reader", start="earliest")
         for number in range(3):
@@ -245,8 +246,8 @@ def test_numbers_lie_above_everything_anybody_speaks_of(tmp_path):
     assert first_free_segment(REAL_FILES, str(tmp_path)) >= 3
 
 
-def test_a_sink_waits_for_another_sink_and_not_for_a_store(tmp_path):
-    """The one is soon done, the other does the work itself."""
+def test_a_sink_waits_for_another_sink_but_not_for_a_store(tmp_path):
+    """Another sink releases the lock soon; an open store imports the batch itself."""
     root = str(tmp_path)
     lock = hold(REAL_FILES, f"{root}/{STORE_LOCK}", owner="quiver store")
     write(REAL_FILES, root, 0, [1, 2])
@@ -261,11 +262,11 @@ def test_a_sink_waits_for_another_sink_and_not_for_a_store(tmp_path):
     assert clock.monotonic() > 4
     other.release()
     with quiver.open(root, background=False), pytest.raises(DirectoryInUseError):
-        hold(REAL_FILES, f"{root}/{STORE_LOCK}", owner="somebody")
+        hold(REAL_FILES, f"{root}/{STORE_LOCK}", owner="another program")
 
 
-def test_writers_of_one_batch_leave_nothing(tmp_path):
-    """Batch writes have no second batch, so nobody has to remember them."""
+def test_writers_of_a_single_batch_leave_no_files(tmp_path):
+    """A batch write has no second batch, so its last number need not be stored."""
     assert write(REAL_FILES, str(tmp_path), 0, [1, 2], writer="job-1")
     assert visible(REAL_FILES, str(tmp_path)) == [1, 2]
     assert REAL_FILES.list_dir(f"{tmp_path}/{INCOMING_DIR}") == []
@@ -296,14 +297,14 @@ def steps_of(action):
 
 
 def open_and_close(fs):
-    """The store's owner: opens, maintains, closes."""
+    """Run the owner of the store: open, maintain, close."""
     with quiver.open(ROOT, fs=fs, clock=ManualClock(), background=False) as store:
         store.maintain()
 
 
 @pytest.mark.parametrize("owner", ["sink", "store"])
-def test_a_batch_comes_once_after_a_crash_at_any_step(owner):
-    """Nothing of it before the commit, all of it in the end; the batch before it stays, and nothing comes twice."""
+def test_a_crash_at_any_step_imports_a_batch_once(owner):
+    """Nothing of it before the commit, all of it in the end; earlier batches stay; nothing is imported twice."""
     total = steps_of(lambda fs: write(fs, ROOT, 1, [10, 11]))
     assert total > 20
     for stop in range(total):
@@ -329,8 +330,8 @@ def test_a_batch_comes_once_after_a_crash_at_any_step(owner):
             assert last.list_dir(f"{ROOT}/{INCOMING_DIR}/query") == [commit_name(1)]
 
 
-def test_a_crash_of_the_owner_at_any_step_takes_nothing_twice():
-    """A store that takes a batch over, cut short, and opened again."""
+def test_a_crash_of_the_owner_at_any_step_imports_nothing_twice():
+    """The owner is interrupted during the import, and opened again."""
 
     def waiting():
         fs = fresh()
@@ -354,8 +355,8 @@ def test_a_crash_of_the_owner_at_any_step_takes_nothing_twice():
             assert sorted(visible(after.clone_after_crash(seed))) == [0, 1, 10, 11]
 
 
-def test_damage_stops_its_writer_only(tmp_path):
-    """A commit or a staged segment that is not what was written stays where it is; others go on; the store, too."""
+def test_a_damaged_batch_does_not_block_other_writers(tmp_path):
+    """A damaged commit or staged segment is left where it is; the store continues, and so do other writers."""
     root = str(tmp_path)
     lock = hold(REAL_FILES, f"{root}/{STORE_LOCK}", owner="quiver store")
     write(REAL_FILES, root, 0, [1, 2], writer="bad")
@@ -377,8 +378,8 @@ def test_damage_stops_its_writer_only(tmp_path):
     assert sorted(visible(REAL_FILES, root)) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_commit_has_its_bytes():
-    """As the page shows them; every prefix asks for more, every flipped byte and any end behind it is noticed."""
+def test_a_commit_has_golden_bytes():
+    """Those of the documentation; a prefix needs more bytes; every flipped byte and trailing junk are found."""
     commit = BatchCommit("5c0f", 12, (f"{part_directory(12, 0, '7')}/0000000000000000.qseg",))
     data = COMMITS.encode(commit)
     assert data == (
@@ -411,8 +412,8 @@ def test_a_commit_has_its_bytes():
         {"quiver_commit": 2},
     ],
 )
-def test_a_commit_names_nothing_that_is_not_its_own(change):
-    """Whatever its checksum says."""
+def test_a_commit_may_name_only_its_own_files(change):
+    """Even with a valid checksum."""
     from quiver.primitives.checksum import crc32
 
     value = {"quiver_commit": 1, "writer": "5c0f", "batch": 12, "parts": []} | change
@@ -420,22 +421,22 @@ def test_a_commit_names_nothing_that_is_not_its_own(change):
     assert isinstance(decode_commit(memoryview(line + f"\n{crc32(line):08x}\n".encode())), Damage)
 
 
-def test_names_are_ours_or_nobody_s():
-    """Built and parsed."""
+def test_commit_names_round_trip():
+    """Other names are not parsed."""
     assert parse_commit_name(commit_name(7)) == 7
     assert [parse_commit_name(name) for name in ("7.commit", "-0000000000000000007.commit", "x")] == [None] * 3
 
 
-def test_a_commit_is_told_to_people():
-    """By its name and by its first bytes; the page shows the same file."""
+def test_inspect_describes_a_commit():
+    """By its name and by its first bytes; the example of the documentation is described correctly."""
     from pathlib import Path
 
     from quiver.store.format.describe import STORE_FILES
 
     page = (Path(__file__).parents[3] / "docs" / "formats" / "sink.md").read_text()
     example = page.rpartition("```text\n")[2].partition("```")[0].encode()
-    told = STORE_FILES.describe("unnamed", memoryview(example)).as_dict()
-    assert told["kind"] == "sink commit"
-    assert told["fields"] == {"writer": "5c0f", "batch": 12, "parts": 1}
-    assert not told["problems"]
+    described = STORE_FILES.describe("unnamed", memoryview(example)).as_dict()
+    assert described["kind"] == "sink commit"
+    assert described["fields"] == {"writer": "5c0f", "batch": 12, "parts": 1}
+    assert not described["problems"]
     assert STORE_FILES.describe(commit_name(3), memoryview(b"junk")).as_dict()["problems"]

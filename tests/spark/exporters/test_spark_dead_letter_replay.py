@@ -1,4 +1,4 @@
-"""`quiver dead-letters replay --pipeline` for an exporter on Spark: through the processors as the file has them now."""
+"""`quiver dead-letters replay --pipeline` for an exporter on Spark uses the processors in the current pipeline file."""
 
 import json
 
@@ -44,8 +44,8 @@ nodes:
 
 
 @pytest.mark.usefixtures("spark")
-def test_it_is_exported_once_when_the_processor_is_mended(store, tmp_path):
-    """Before, it stays, with the reason; a letter that was exported and not dropped is exported no second time."""
+def test_a_dead_letter_is_exported_once_after_the_processor_is_fixed(store, tmp_path):
+    """Before, it stays, with the reason; one that was exported but not dropped is not exported again."""
     seal_requests(store, logs_request([1]), logs_request([0, 3]), b"\xff")
     with DeadLetters(store.root, "lake", background=False) as letters:
         for index in (1, 2):
@@ -76,8 +76,8 @@ def test_it_is_exported_once_when_the_processor_is_mended(store, tmp_path):
 
 
 @pytest.mark.usefixtures("spark")
-def test_letters_come_back_by_themselves_when_the_processor_is_mended(spark, store, tmp_path):
-    """With the processor as it was, a letter is tried once and stays; one that cannot be decoded waits for a person."""
+def test_dead_letters_are_replayed_automatically_after_the_processor_is_fixed(spark, store, tmp_path):
+    """With the same processor, each is tried once and stays; an undecodable one needs the command."""
     seal_requests(store, logs_request([1]), logs_request([0, 3]), b"\xff")
     with DeadLetters(store.root, "lake", background=False) as letters:
         for index, is_refused in ((1, False), (2, True)):
