@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Literal
 
@@ -29,16 +29,6 @@ Handling = Literal["pass_through", "convert_to_arrow"]
 
 GRPC_ADDRESS = "127.0.0.1:4317"
 HTTP_ADDRESS = "127.0.0.1:4318"
-
-KEEPALIVE_KEYS = (
-    "max_connection_idle",
-    "max_connection_age",
-    "max_connection_age_grace",
-    "ping_interval",
-    "ping_timeout",
-    "ping_interval_min",
-)
-"""The durations of `keepalive`, as they are named in a pipeline file."""
 
 HTTP_IDLE_S = 75.0
 """The default idle time of an HTTP connection."""
@@ -117,10 +107,10 @@ class KeepaliveSettings:
 
     def __post_init__(self) -> None:
         require_numbers(self)
-        for name in KEEPALIVE_KEYS:
-            value = getattr(self, f"{name}_s")
+        for one in fields(self):
+            value = getattr(self, one.name)
             if value is not None and value <= 0:
-                raise SettingsError(f"keepalive.{name} must be positive")
+                raise SettingsError(f"keepalive.{one.name.removesuffix('_s')} must be positive")
 
 
 @dataclass(frozen=True, slots=True)

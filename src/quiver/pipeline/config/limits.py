@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from quiver.pipeline.config.base import Config
+from quiver.pipeline.config.base import Config, settings_keys
 from quiver.pipeline.config.values import Size
 from quiver.settings import MIB, Settings
 
@@ -29,25 +29,24 @@ MEMORY_OPEN_S = 0.25
 """A segment in memory is sealed this early: waiting for a larger one saves no disk writes."""
 
 
+@settings_keys(Settings, "size_cap_policy")
 class MemoryConfig(Config):
     """
     The section `memory`: the limits of a pipeline without a persistence node.
 
     Attributes:
         size_cap: the maximum size of the data that waits for exporters.
-        size_cap_policy: at the cap, ask senders to retry later, or drop the oldest data.
     """
 
     size_cap: Annotated[Size, Field(ge=32 * MIB)] = 256 * MIB
-    size_cap_policy: Literal["backpressure", "drop_oldest"] = "backpressure"
 
     def settings(self) -> Settings:
         """Return the settings of the store."""
-        return Settings(
+        return self.build(
+            Settings,
             durability="segment_only",
             segment_bytes_max=8 * MIB,
             segment_open_s_max=MEMORY_OPEN_S,
             size_cap_bytes=self.size_cap,
-            size_cap_policy=self.size_cap_policy,
             delete_grace_s=0.0,
         )

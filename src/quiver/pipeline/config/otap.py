@@ -4,52 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from quiver.errors import SettingsError
+from quiver.pipeline.config.base import default_of, settings_keys
 from quiver.pipeline.config.receiver import OtlpReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver
-from quiver.pipeline.config.values import Duration, Size
 from quiver.receivers.otap.settings import OtapSettings
-from quiver.settings import MIB
+from quiver.receivers.settings import OtlpSettings
 
 __all__ = ["OtapReceiverConfig"]
 
 
+@settings_keys(
+    OtapSettings,
+    max_streams="streams_max",
+    max_batches_in_flight="batches_in_flight_max",
+    stream_idle_timeout="stream_idle_s",
+    max_dictionary_bytes="dictionaries_bytes_max",
+    max_stream_dictionary_bytes="stream_dictionaries_bytes_max",
+    max_inflated_bytes="inflated_bytes_max",
+    types={"max_streams": Field(ge=1, le=100_000), "max_batches_in_flight": Field(ge=1, le=10_000)},
+)
 class OtapReceiverConfig(OtlpReceiverConfig):
     """
     `urn:otel:otap:receiver`: receives OTAP streams and OTLP requests. Also accepts the keys of
     `urn:otel:otlp:receiver`.
-
-    Attributes:
-        max_streams: the maximum number of open streams.
-        max_batches_in_flight: the maximum number of batches of a stream that wait for their status.
-        stream_idle_timeout: a stream without a batch for this long is closed.
-        max_dictionary_bytes: the maximum size of the dictionaries of all streams together.
-        max_stream_dictionary_bytes: the maximum size of the dictionaries of one stream.
-        max_inflated_bytes: the maximum size of the tables of one batch.
     """
-
-    max_streams: Annotated[int, Field(ge=1, le=100_000)] = 256
-    max_batches_in_flight: Annotated[int, Field(ge=1, le=10_000)] = 16
-    stream_idle_timeout: Duration = 600.0
-    max_dictionary_bytes: Size = 256 * MIB
-    max_stream_dictionary_bytes: Size = 64 * MIB
-    max_inflated_bytes: Size = 128 * MIB
 
     _speaks: ClassVar[str] = "OTAP and OTLP"
 
-    def model_post_init(self, context: Any, /) -> None:
+    def check(self) -> None:
         """Apply the checks of the OTLP receiver, require gRPC, and refuse limits that contradict each other."""
-        super().model_post_init(context)
+        super().check()
         if self.grpc_address is None:
             raise ValueError("OTAP needs gRPC; give listening_addr or protocols.grpc")
-        try:
-            self.otap()
-        except SettingsError as error:
-            raise ValueError(str(error)) from error
+        self.otap()
 
     def otap(self) -> OtapSettings:
         """
@@ -58,15 +49,11 @@ class OtapReceiverConfig(OtlpReceiverConfig):
         Raises:
             SettingsError: two of them contradict each other.
         """
-        return OtapSettings(
-            streams_max=self.max_streams,
-            batches_in_flight_max=self.max_batches_in_flight,
-            stream_idle_s=self.stream_idle_timeout,
-            dictionaries_bytes_max=self.max_dictionary_bytes,
-            tables_bytes_max=max(256 * MIB, self.max_inflated_bytes),
-            message_bytes_max=self.max_decompressed_bytes,
-            inflated_bytes_max=self.max_inflated_bytes,
-            stream_dictionaries_bytes_max=self.max_stream_dictionary_bytes,
+        inflated_bytes = self.values_for(OtapSettings)["inflated_bytes_max"]
+        return self.build(
+            OtapSettings,
+            message_bytes_max=self.values_for(OtlpSettings)["max_decompressed_bytes"],
+            tables_bytes_max=max(default_of(OtapSettings, "tables_bytes_max"), inflated_bytes),
         )
 
     def _over_grpc(self) -> Callable[..., Receiver]:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from quiver.errors import SettingsError
-from quiver.pipeline.config.base import Config
+from quiver.pipeline.config.base import Config, default_of, settings_keys
 from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
-from quiver.pipeline.config.values import Address, Duration, Size
+from quiver.pipeline.config.values import Address
 from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings, check_exposure, is_loopback
-from quiver.receivers.settings import KEEPALIVE_KEYS, KeepaliveSettings, OtlpSettings, split_address
-from quiver.settings import MIB
+from quiver.receivers.settings import KeepaliveSettings, OtlpSettings, split_address
 
-__all__ = ["MetricsConfig", "OtlpReceiverConfig", "ReceiverConfig", "SecuredConfig"]
-
-IN_FLIGHT_BYTES_MIN = 64 * MIB
-RECEIVING_BYTES_MIN = 256 * MIB
+__all__ = ["KeepaliveConfig", "MetricsConfig", "OtlpReceiverConfig", "ReceiverConfig", "SecuredConfig"]
 
 
 class _Endpoint(Config):
@@ -32,25 +28,22 @@ class _Protocols(Config):
     http: _Endpoint | None = None
 
 
+@settings_keys(TlsSettings)
 class _Tls(Config):
-    cert_file: str
-    key_file: str
-    client_ca_file: str | None = None
+    pass
 
 
+@settings_keys(AuthSettings, "tokens", file="token_file")
 class _Bearer(Config):
     token: str | None = Field(default=None, repr=False)
-    tokens: tuple[str, ...] = Field(default=(), repr=False)
-    file: str | None = None
 
 
+@settings_keys(AuthSettings, "users", file="user_file")
 class _Basic(Config):
     username: str | None = None
     password: str | None = Field(default=None, repr=False)
-    users: Mapping[str, str] = Field(default_factory=dict, repr=False)
-    file: str | None = None
 
-    def model_post_init(self, _context: Any, /) -> None:
+    def check(self) -> None:
         if (self.username is None) != (self.password is None):
             raise ValueError("give username and password together")
 
@@ -59,36 +52,40 @@ class _Auth(Config):
     bearer: _Bearer | None = None
     basic: _Basic | None = None
 
-    def model_post_init(self, _context: Any, /) -> None:
-        try:
-            self.settings()
-        except SettingsError as error:
-            raise ValueError(str(error)) from error
+    def check(self) -> None:
+        self.settings()
 
     def settings(self) -> AuthSettings:
         bearer = self.bearer or _Bearer()
         basic = self.basic or _Basic()
-        users = dict(basic.users)
+        found = bearer.values_for(AuthSettings) | basic.values_for(AuthSettings)
         if basic.username is not None and basic.password is not None:
-            if basic.username in users:
+            if basic.username in found["users"]:
                 raise SettingsError(f"basic.username: the user {basic.username} is also in basic.users; keep one")
-            users[basic.username] = basic.password
-        tokens = bearer.tokens if bearer.token is None else (bearer.token, *bearer.tokens)
-        return AuthSettings(tokens=tokens, token_file=bearer.file, users=users, user_file=basic.file)
+            found["users"] = {**found["users"], basic.username: basic.password}
+        if bearer.token is not None:
+            found["tokens"] = (bearer.token, *found["tokens"])
+        return AuthSettings(**found)
 
 
-class _Keepalive(Config):
-    max_connection_idle: Duration | None = None
-    max_connection_age: Duration | None = None
-    max_connection_age_grace: Duration | None = None
-    ping_interval: Duration = 120.0
-    ping_timeout: Duration = 20.0
-    ping_interval_min: Duration = 10.0
+@settings_keys(
+    KeepaliveSettings,
+    "max_connection_idle_s",
+    "max_connection_age_s",
+    "max_connection_age_grace_s",
+    "ping_interval_s",
+    "ping_timeout_s",
+)
+class KeepaliveConfig(Config):
+    """`keepalive` of every port."""
 
-    def settings(self) -> KeepaliveSettings:
-        return KeepaliveSettings(**{f"{name}_s": getattr(self, name) for name in KEEPALIVE_KEYS})
+
+@settings_keys(KeepaliveSettings, "ping_interval_min_s")
+class _GrpcKeepalive(KeepaliveConfig):
+    pass
 
 
+@settings_keys(SecuritySettings, "insecure")
 class SecuredConfig(Config):
     """
     Security settings of every port.
@@ -96,19 +93,17 @@ class SecuredConfig(Config):
     Attributes:
         tls: `cert_file` and `key_file`, and `client_ca_file` for client certificates; reread when they change.
         auth: `bearer` (token, tokens, file) and `basic` (username and password, users, file).
-        insecure: allow an address that other machines can reach although `tls` or `auth` is missing.
     """
 
     tls: _Tls | None = None
     auth: _Auth | None = None
-    insecure: bool = False
 
     @property
     def security(self) -> SecuritySettings:
         """The security settings of the port."""
-        tls = None if self.tls is None else TlsSettings(**self.tls.model_dump())
+        tls = None if self.tls is None else self.tls.build(TlsSettings)
         auth = None if self.auth is None else self.auth.settings()
-        return SecuritySettings(tls=tls, auth=auth, insecure=self.insecure)
+        return self.build(SecuritySettings, tls=tls, auth=auth)
 
     def security_words(self, host: str) -> str:
         """Describe how a port on *host* is protected."""
@@ -161,64 +156,57 @@ class ReceiverConfig(SecuredConfig):
         """Describe the receiver."""
 
 
+@settings_keys(SecuritySettings, "insecure")
 class MetricsConfig(Config):
     """
     The section `metrics`: the ingest process serves its metrics over HTTP.
 
     Attributes:
         listen: ``host:port`` of `/metrics`, `/livez` and `/readyz`: plain text, without authentication.
-        insecure: allow an address that other machines can reach.
     """
 
     listen: Address
-    insecure: bool = False
 
-    def model_post_init(self, _context: Any, /) -> None:
+    def check(self) -> None:
         """Refuse an address that other machines can reach, unless `insecure` allows it."""
         host = split_address(self.listen)[0]
         try:
-            check_exposure(host, SecuritySettings(insecure=self.insecure))
+            check_exposure(host, self.build(SecuritySettings))
         except SettingsError as error:
             reason = "metrics are served in plain text without authentication"
             remedy = "listen on 127.0.0.1, or write insecure: true"
             raise ValueError(f"listen: others can reach {host}, and {reason}; {remedy}") from error
 
 
+@settings_keys(
+    OtlpSettings,
+    "max_request_bytes",
+    "max_decompressed_bytes",
+    "ack",
+    "dedupe_window_s",
+    "otlp_handling",
+    "capture_headers",
+    response_stream_channel_size="requests_waiting_max",
+    request_timeout="body_timeout_s",
+    handshake_timeout="head_timeout_s",
+    max_connections="connections_max",
+    types=dict.fromkeys(("response_stream_channel_size", "max_connections"), Field(ge=1, le=1_000_000)),
+)
 class OtlpReceiverConfig(ReceiverConfig):
     """
     `urn:otel:otlp:receiver`. `listening_addr` is gRPC; `protocols` names gRPC and HTTP each.
 
     Attributes:
-        response_stream_channel_size: the maximum number of requests that wait for their confirmation.
-        dedupe_window: a byte-identical request within this time is confirmed but not stored again; 0 disables it.
-        ack: `synced` confirms after a group fsync, `logged` when the request is in the log.
-        max_request_bytes: the maximum size of a request on the wire.
-        max_decompressed_bytes: the maximum size of a decompressed request.
-        max_connections: the maximum number of open connections per protocol.
         keepalive: lifetime limits of connections.
-        request_timeout: the time limit for a client to send a request.
-        handshake_timeout: the time limit for the handshake of a new client and the head of its first request.
-        otlp_handling: `pass_through` stores requests as received, `convert_to_arrow` as OTAP tables.
-        capture_headers: request headers to store as resource attributes.
     """
 
     listening_addr: Address | None = None
     protocols: _Protocols = _Protocols()
-    response_stream_channel_size: Annotated[int, Field(ge=1, le=1_000_000)] = 256
-    dedupe_window: Duration = 0.0
-    ack: Literal["synced", "logged"] = "synced"
-    max_request_bytes: Size = 16 * MIB
-    max_decompressed_bytes: Size = 16 * MIB
-    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    keepalive: _Keepalive = _Keepalive()
-    request_timeout: Duration = 30.0
-    handshake_timeout: Duration = 10.0
-    otlp_handling: Literal["pass_through", "convert_to_arrow"] = "pass_through"
-    capture_headers: tuple[str, ...] = ()
+    keepalive: _GrpcKeepalive = _GrpcKeepalive()
 
     _speaks: ClassVar[str] = "OTLP"
 
-    def model_post_init(self, _context: Any, /) -> None:
+    def check(self) -> None:
         """Require an address, at most one per protocol, that is not exposed without `tls`, `auth` or `insecure`."""
         if self.listening_addr is not None and self.protocols.grpc is not None:
             raise ValueError("listening_addr and protocols.grpc both set the address of gRPC; keep one")
@@ -226,7 +214,8 @@ class OtlpReceiverConfig(ReceiverConfig):
             raise ValueError("the receiver has no address; give listening_addr or protocols")
         if self.grpc_address == self.http_address:
             raise ValueError(f"gRPC and HTTP cannot both listen on {self.grpc_address}")
-        if self.request_timeout <= 0 or self.handshake_timeout <= 0:
+        values = self.values_for(OtlpSettings)
+        if values["body_timeout_s"] <= 0 or values["head_timeout_s"] <= 0:
             raise ValueError("request_timeout and handshake_timeout must be positive")
         grpc_key = "listening_addr" if self.protocols.grpc is None else "protocols.grpc.listening_addr"
         listeners = ((grpc_key, self.grpc_address), ("protocols.http.listening_addr", self.http_address))
@@ -244,22 +233,15 @@ class OtlpReceiverConfig(ReceiverConfig):
         Raises:
             SettingsError: two of the settings contradict each other.
         """
-        return OtlpSettings(
+        values = self.values_for(OtlpSettings)
+        request_bytes, inflated_bytes = values["max_request_bytes"], values["max_decompressed_bytes"]
+        return self.build(
+            OtlpSettings,
             listening_addr=address,
-            max_request_bytes=self.max_request_bytes,
-            max_decompressed_bytes=self.max_decompressed_bytes,
-            ack=self.ack,
-            dedupe_window_s=self.dedupe_window,
-            in_flight_bytes_max=max(IN_FLIGHT_BYTES_MIN, self.max_decompressed_bytes),
-            receiving_bytes_max=max(RECEIVING_BYTES_MIN, self.max_request_bytes),
-            requests_waiting_max=self.response_stream_channel_size,
-            body_timeout_s=self.request_timeout,
-            head_timeout_s=self.handshake_timeout,
-            connections_max=self.max_connections,
+            in_flight_bytes_max=max(default_of(OtlpSettings, "in_flight_bytes_max"), inflated_bytes),
+            receiving_bytes_max=max(default_of(OtlpSettings, "receiving_bytes_max"), request_bytes),
             security=self.security,
-            keepalive=self.keepalive.settings(),
-            otlp_handling=self.otlp_handling,
-            capture_headers=self.capture_headers,
+            keepalive=self.keepalive.build(KeepaliveSettings),
         )
 
     def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
@@ -283,17 +265,18 @@ class OtlpReceiverConfig(ReceiverConfig):
 
     def describe(self) -> dict[str, Any]:
         """Describe the receiver."""
-        host, _ = split_address(self.grpc_address or self.http_address or "")
+        settings = self.settings(self.grpc_address or self.http_address or "")
+        host, _ = split_address(settings.listening_addr)
         return {
             "grpc": self.grpc_address,
             "http": self.http_address,
             "speaks": self._speaks,
             "security": self.security_words(host),
-            "ack": self.ack,
-            "stores": "OTAP tables" if self.otlp_handling == "convert_to_arrow" else "requests as received",
-            "request_at_most": size_words(self.max_request_bytes),
-            "waiting_at_most": self.response_stream_channel_size,
-            "recognises_repeats_for": duration_words(self.dedupe_window) if self.dedupe_window else None,
+            "ack": settings.ack,
+            "stores": "OTAP tables" if settings.otlp_handling == "convert_to_arrow" else "requests as received",
+            "request_at_most": size_words(settings.max_request_bytes),
+            "waiting_at_most": settings.requests_waiting_max,
+            "recognises_repeats_for": duration_words(settings.dedupe_window_s) if settings.dedupe_window_s else None,
         }
 
     @property
