@@ -65,7 +65,7 @@ BELOW_STORES = frozenset({
     "bundle", "clock", "errors", "instant", "invariant", "lazy_names", "metadata", "objects", "observe",
     "option_values", "primitives", "settings",
 })  # fmt: skip
-BELOW_PRIMITIVES = frozenset({"clock", "errors", "observe", "primitives"})
+BELOW_PRIMITIVES = frozenset({"clock", "errors", "invariant", "observe", "primitives"})
 
 ENGINES = {
     "store": ("quiver.store.store",),

@@ -35,6 +35,7 @@ from itertools import accumulate
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter
 from quiver.clock import Clock
 from quiver.errors import CorruptionError, UnsupportedFormatError
+from quiver.invariant import invariant
 from quiver.observe import Observer, Value
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import remove_durably, replace_file
@@ -535,6 +536,7 @@ def continue_log(
             offset=scan.tail_offset,
             size_bytes=size,
         )
+    invariant(writer.written >= found.position_end, "no position of the log is used twice")
     return writer
 
 

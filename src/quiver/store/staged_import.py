@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from quiver.errors import CorruptionError
+from quiver.invariant import invariant
 from quiver.primitives.batch_notes import ONCE_PREFIX, commit_name, parse_part_directory
 from quiver.primitives.disk.atomic import remove_durably, remove_if_empty
 from quiver.primitives.disk.file_system import FileSystem
@@ -179,6 +180,7 @@ class StagedImport:
         if number is None:
             return None
         path = f"{self._segments}/{segment_name(number)}"
+        invariant(not fs.exists(path), f"an imported segment replaces no other (number {number})")
         fs.rename(staged, path)
         # The new name first: after a crash in between, the file has both names, never none.
         fs.sync_dir(self._segments)

@@ -6,6 +6,7 @@ import errno
 
 import pytest
 
+from quiver.errors import InvariantError
 from quiver.primitives.disk.atomic import remove_durably, replace_advisory_file, replace_file
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.crashfs import CrashFileSystem
@@ -176,3 +177,19 @@ def test_a_removal_that_fails_is_reported():
         remove_durably(FaultFileSystem(disk, {"remove": 1}), ["/f"])
 
     assert disk.exists("/f")
+
+
+@pytest.mark.parametrize("replace", [replace_file, replace_advisory_file])
+def test_an_incomplete_file_does_not_replace_the_old_one(disk, replace):
+    """Two writers of one file share the temporary name: each would write into the file of the other."""
+
+    class Shared(CrashFileSystem):
+        def create_or_truncate(self, path, *, mode=0o600):
+            file = super().create_or_truncate(path, mode=mode)
+            file.pwrite(b"longer than what the first writer writes", 0)
+            return file
+
+    disk.__class__ = Shared
+    with pytest.raises(InvariantError, match="a file gets its name only when it is complete: /d/f.tmp"):
+        replace(disk, "/d/f", b"short")
+    assert disk.read_all("/d/f", size_max=10_000) == OLD

@@ -19,6 +19,7 @@ import errno
 import os.path
 from collections.abc import Iterable
 
+from quiver.invariant import invariant
 from quiver.primitives.disk.file_system import Buffer, FileSystem
 
 __all__ = [
@@ -70,12 +71,15 @@ def _write_temporary(fs: FileSystem, temporary: str, data: Buffer, *, mode: int,
             file.pwrite(data, 0)
             if sync:
                 file.sync_data()
+            # Another writer of the same file would share the temporary name.
+            is_complete = file.size() == memoryview(data).nbytes
         finally:
             file.close()
     except OSError:
         with contextlib.suppress(OSError):
             fs.remove(temporary)
         raise
+    invariant(is_complete, f"a file gets its name only when it is complete: {temporary}")
 
 
 def remove_durably(fs: FileSystem, paths: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from quiver.invariant import invariant
 from quiver.primitives.disk.disk_full import is_full_disk
 from quiver.store.context import StoreContext
 from quiver.store.removal.retention import Retention
@@ -109,6 +110,10 @@ class LocalRetention:
             if not is_full_disk(error):
                 raise
             removed.remove(max(removed))  # keep the highest file until there is space to write the number
+        invariant(
+            all(context.cold.is_verified(seq) for seq in removed),
+            "a local file is removed only if the object tier has the segment, read back",
+        )
         freed = context.catalog.let_go(removed)
         with context.lock:
             context.room.notify_all()

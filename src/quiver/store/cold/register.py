@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quiver.errors import SettingsError
+from quiver.invariant import invariant
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cold.location import load_cold_list, location_from_list, mark_path
@@ -189,6 +190,8 @@ class ColdRegister:
         """
         removed = set(seqs)
         with self._lock:
+            is_needed = any(self.is_verified(seq) for seq in removed)
+            invariant(not is_needed, "the list keeps the entry of every object that exists")
             self._write({seq: entry for seq, entry in self._entries.items() if seq not in removed})
 
     def mark_unverified(self, seqs: Iterable[int], state: ColdState = "sent") -> None:

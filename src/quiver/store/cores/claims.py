@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from quiver.bundle import BundleRef
 from quiver.clock import Clock
 from quiver.errors import CorruptionError, SettingsError
+from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.copying import keep_damaged
@@ -311,6 +312,10 @@ class Evictor:
         # The progress files are next to the record: this makes their names durable, too.
         replace_file(self._fs, f"{directory}/{EVICTED}", encode_drop_ledger(list(known.values())))
         self.dropped += len(dropped)
+        invariant(
+            core != self._core and all(not one.bundle_count or one.seq in known for one in victims),
+            "a core removes an unresolved segment of another core only after it recorded the drop",
+        )
         remove_durably(self._fs, [self._path(core, victim.seq) for victim in victims])
         freed = sum(victim.size_bytes for victim in victims)
         self.evicted += len(victims)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from quiver.bundle import Adapter
+from quiver.invariant import invariant
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX
 from quiver.primitives.disk.file_system import File, FileSystem
@@ -73,6 +74,7 @@ def write_segment(
             file.set_mode(0o440)
             # Contents before the name: otherwise a power loss could leave a segment of this name without contents.
             file.sync()
+            invariant(file.size() == size, f"segment {seq} gets its name only when its file is complete")
         finally:
             file.close()
         fs.rename(temporary, path)

@@ -212,6 +212,7 @@ class WalWriter:
             self.poison(error)
             raise StoreFailedError(f"{file.path}: append failed: {error}; reopen to recover") from error
         with self._growth:
+            invariant(offset >= self._offset, "a failed write removes no entry of the log")
             try:
                 file.truncate(offset)
             except OSError as second:
@@ -249,6 +250,7 @@ class WalWriter:
             )
             if file is None or end <= start:
                 return False
+            invariant(start >= self._offset, "zeros are written only after the end of the log")
             try:
                 zero_fill(file, start, end - start)
             except OSError as error:
