@@ -22,6 +22,7 @@ from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
 from quiver.delivery.policy import Delivered, Outcome, outcome_of_error
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import BundleUnavailableError, CorruptionError, InvalidBundleError
+from quiver.invariant import invariant
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cold.files import ColdFiles
 from quiver.store.format.names import SEGMENTS_DIR, segment_name
@@ -115,12 +116,17 @@ class BatchDelivery:
             CapacityError: the retry set is full. Do not commit the batch; try it again.
             OSError: the disk failed. Do not commit the batch; try it again.
         """
+        retries = self._undelivered.retries
         try:
             for ref, outcome in outcomes:
                 if not isinstance(outcome, Delivered):
                     self._settle(ref, outcome)
         finally:
+            changes = retries.changes
             self._undelivered.save()
+        invariant(
+            retries.saved_changes >= changes, "a position passes a failed bundle only after the retry set was saved"
+        )
 
     def _settle(self, ref: BundleRef, outcome: Outcome) -> None:
         if isinstance(outcome, Delivered):

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Done, Exhausted, Permanent, Retry, RetryPolicy, Transient
-from quiver.errors import CapacityError, DeliveryHaltedError, QuiverError, UsageError
+from quiver.errors import CapacityError, DeliveryHaltedError, InvariantError, QuiverError, UsageError
+from quiver.invariant import invariant
 from quiver.observe import InMemoryObserver, Observer
 from quiver.store.subscribers.retry_set import RetrySet
 
@@ -114,7 +115,7 @@ class Undelivered:
             )
             delay_s = self.policy.delay_s(attempts, self._random)
         if isinstance(verdict, Done):
-            raise UsageError(f"bundle {ref} was delivered; call resolved() instead of failed()")
+            raise InvariantError(f"the policy treats no failed bundle as delivered ({ref})")
         if isinstance(verdict, Exhausted):
             problem = self._exhaust(ref, outcome, verdict, content, attempts)
             if problem is None and verdict.how != "halt":
@@ -159,6 +160,10 @@ class Undelivered:
         attempts: int,
     ) -> str | None:
         """Count the bundle and, if the policy asks for it, add a dead letter. Return the problem if adding failed."""
+        invariant(
+            verdict.how != "dead_letter" or self._letters is not None,
+            f"bundle {ref} is acknowledged only after its dead letter is durable",
+        )
         if verdict.how == "dead_letter" and self._letters is not None:
             known = self.retries.get(ref)
             first_ns = 0 if known is None else known.first_failed_at_ns

@@ -33,6 +33,7 @@ from typing import Any
 
 from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError
+from quiver.invariant import invariant
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
@@ -315,7 +316,9 @@ class ExportCommitter:
         # The record names the parts, so the names must survive a power cut, too.
         for table in _tables_of(record):
             self._fs.sync_dir(f"{self._output}/{table}")
-        replace_file(self._fs, self._record_path(batch), record.encode(), mode=self._record_mode)
+        path = self._record_path(batch)
+        invariant(not self._fs.exists(path), f"batch {batch} is committed once: its record names the files that count")
+        replace_file(self._fs, path, record.encode(), mode=self._record_mode)
         self.roll_forward(record)
         self._prune(batch)
         return tuple(f"{part.table}/{name}" for part, name in named)

@@ -27,6 +27,7 @@ from quiver.delivery.batches import read_if_readable, read_stored
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient, outcome_of_error
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import BundleUnavailableError, CorruptionError, DeliveryHaltedError, QuiverError, StoreFailedError
+from quiver.invariant import invariant
 from quiver.observe import InMemoryObserver, Observer
 from quiver.otap import VIEWS, decode_groups
 from quiver.otap.stored import stored_requests
@@ -259,6 +260,11 @@ class RetryQueue:
         """Whether no bundle is queued."""
         return not any(len(one.retries) for one in self._stores.values())
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the queue is durable as it is now."""
+        return all(one.retries.saved_changes == one.retries.changes for one in self._stores.values())
+
     def has(self, root: str, ref: BundleRef) -> bool:
         """Return whether a bundle is queued."""
         return root in self._stores and ref in self._stores[root].retries
@@ -278,7 +284,12 @@ class RetryQueue:
             for (root, ref), outcome in failed.items():
                 self._record(root, ref, outcome)
         finally:
+            retry_sets = [one.retries for one in self._stores.values()]
             self._save()
+        invariant(
+            all(one.saved_changes == one.changes for one in retry_sets),
+            "the rest of a batch is exported only after the retry set was saved",
+        )
         if not self.is_empty:
             self._begin()
 

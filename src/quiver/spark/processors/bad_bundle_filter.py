@@ -26,6 +26,7 @@ from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
 from quiver.errors import DeliveryHaltedError, StoreFailedError, TransientError
+from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundles import open_bundles_at
@@ -190,6 +191,7 @@ class BadBundleFilter:
             if not failed:
                 raise
             self._queue.add(failed)
+            invariant(self._queue.is_saved, "a batch is exported without its failed bundles only after they are queued")
             self._export(_without(wanted, failed.keys()), batch_id)
         self._is_first = False
 

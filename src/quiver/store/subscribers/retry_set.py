@@ -81,7 +81,10 @@ class RetrySet:
         self._file_lock: Lock | None = None
         self._lock = threading.Lock()
         self._saving = threading.Lock()
-        self._is_dirty = False
+        self.changes = 0
+        """How often the set changed."""
+        self.saved_changes = 0
+        """How many of these changes are durable; of a set in memory only, how many were saved."""
 
     @classmethod
     def open(
@@ -139,7 +142,7 @@ class RetrySet:
             kept = replace(entry, first_failed_at_ns=now_ns, next_try_at_ns=now_ns) if is_ahead else entry
             # A halted exporter waits for a restart, and opening the set is one.
             self._entries[entry.ref] = replace(kept, is_halted=False)
-            self._is_dirty = self._is_dirty or kept.is_halted
+            self.changes += kept.is_halted
 
     def _recreate(self, root: str, subscriber_id: str, refs: Iterable[BundleRef]) -> None:
         if self._fs is None or self.path is None:
@@ -154,7 +157,7 @@ class RetrySet:
         oldest = heapq.nsmallest(RETRY_ENTRIES_MAX, refs)
         now_ns = self._time.now_ns()
         self._entries = {ref: RetryEntry(ref, 1, now_ns, now_ns, "the retry set was damaged") for ref in oldest}
-        self._is_dirty = True
+        self.changes += 1
         self.save()
 
     # ── changing ─────────────────────────────────────────────────────────────────────────────────────
@@ -176,14 +179,14 @@ class RetrySet:
             attempts = 1 if known is None else known.attempts + 1
             entry = RetryEntry(ref, attempts, first_ns, now_ns + round(delay_s * _NANOS), reason, is_halted)
             self._entries[ref] = entry
-            self._is_dirty = True
+            self.changes += 1
         return entry
 
     def resolved(self, ref: BundleRef) -> bool:
         """Remove *ref*: it was delivered or dropped. Return False when it was not in the set."""
         with self._lock:
             was_in = self._entries.pop(ref, None) is not None
-            self._is_dirty = self._is_dirty or was_in
+            self.changes += was_in
         return was_in
 
     def save(self) -> bool:
@@ -195,18 +198,17 @@ class RetrySet:
         """
         with self._saving:
             with self._lock:
-                if not self._is_dirty:
+                changes = self.changes
+                if changes == self.saved_changes:
                     return False
-                self._is_dirty = False
                 entries = list(self._entries.values())
-            if self._fs is None or self.path is None or self._file_lock is None:
+            if self._fs is None or self.path is None:
+                self.saved_changes = changes
                 return False
-            try:
-                replace_file(self._fs, self.path, encode_retry_set(self._by_wall_clock(entries)))
-            except BaseException:
-                with self._lock:
-                    self._is_dirty = True
-                raise
+            if self._file_lock is None:
+                return False
+            replace_file(self._fs, self.path, encode_retry_set(self._by_wall_clock(entries)))
+            self.saved_changes = changes
         return True
 
     def _by_wall_clock(self, entries: Sequence[RetryEntry]) -> Sequence[RetryEntry]:
