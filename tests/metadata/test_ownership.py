@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from quiver.errors import CorruptionError, DirectoryInUseError, FencedError, MetadataUnavailableError, SettingsError
+from quiver.errors import (
+    CorruptionError,
+    DirectoryInUseError,
+    FencedError,
+    InvariantError,
+    MetadataUnavailableError,
+    SettingsError,
+)
 from quiver.metadata import Watch, acquire
 from quiver.metadata.memory import MemoryMetadata
 from quiver.testing.clock import ManualClock
@@ -221,3 +228,12 @@ def test_renewals_fit_into_the_time_to_live():
 
     assert mine.renew_every_s * 3 == 30.0
     assert repr(mine) == f"Ownership('{KEY}', epoch=1)"
+
+
+def test_a_commit_has_a_later_revision():
+    """A store that counts backwards would let a former owner commit."""
+    store, clock = MemoryMetadata(), ManualClock()
+    mine = owner_of(store, "one", clock)
+    store.commit = lambda *_, **__: 0
+    with pytest.raises(InvariantError, match="a commit has a later revision than the owner's record"):
+        mine.commit({"/danube/x": b"1"})

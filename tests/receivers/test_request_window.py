@@ -17,7 +17,7 @@ import pytest
 from fake_store import log_request
 
 import quiver
-from quiver.errors import CapacityError, CorruptionError, UnsupportedFormatError
+from quiver.errors import CapacityError, CorruptionError, InvariantError, UnsupportedFormatError
 from quiver.observe import InMemoryObserver
 from quiver.receivers.dedupe import request_digest
 from quiver.receivers.intake import OtlpIntake
@@ -338,3 +338,12 @@ def test_durable_requests_are_recorded(tmp_path: Path) -> None:
         store.core(0).sync()
         first.window.note_durable()  # type: ignore[union-attr]
         assert second.accept("logs", log_request()).outcome == "duplicate"
+
+
+def test_only_a_claimed_request_is_recorded(tmp_path: Path) -> None:
+    """Otherwise a request that was never stored would be confirmed when it is repeated."""
+    with quiver.open(tmp_path) as store, window(store, tmp_path) as requests:
+        digest = request_digest(60, log_request())
+        with pytest.raises(InvariantError, match="a request is recorded only by the receiver that claimed it"):
+            requests.finish(digest, stored=True)
+        assert not requests.knows(digest)

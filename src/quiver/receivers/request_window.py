@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 from quiver.clock import SYSTEM_CLOCK, Clock, SteadyTime
 from quiver.errors import CapacityError, CorruptionError, DirectoryInUseError, UnsupportedFormatError
+from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.boot import boot_name
 from quiver.primitives.disk.file_system import Lock
@@ -381,6 +382,7 @@ class RequestWindow:
             receipt: the store's receipt for the last part of it.
             durable: whether it survives a power loss.
         """
+        invariant(digest in self._in_flight, "a request is recorded only by the receiver that claimed it")
         try:
             if stored:
                 self.remember(digest, receipt=receipt, durable=durable)

@@ -56,6 +56,14 @@ def recover(
     fs.sync_dir(directory)
     with contextlib.suppress(FileNotFoundError):
         fs.remove(f"{directory}/{WAL_CHECKPOINT}{TEMPORARY_SUFFIX}")
+    found = _recover_files(fs, directory, file_name=file_name, observer=observer, next_offset_min=next_offset_min)
+    invariant(found.next_offset >= next_offset_min, "no offset is given out twice")
+    return found
+
+
+def _recover_files(
+    fs: FileSystem, directory: str, *, file_name: str, observer: Observer, next_offset_min: int
+) -> Recovered:
     checkpoint = _checkpoint_or_none(fs, directory, observer)
     if checkpoint is not None and (called := base_name_of(checkpoint)) not in {file_name, None}:
         # With another name the topic would start from the beginning, next to its existing files.
@@ -80,7 +88,6 @@ def recover(
     if spare or max(next_offset, floor) > next_offset or whole[-1].seq < highest:
         # There is a file after it, a gap, or its number is not the last: nothing is appended to it.
         return _go_on(fs, tuple(whole), spare, next_offset=max(next_offset, floor), seq=seq)
-    invariant(next_offset >= floor, "no offset is given out twice")
     active = fs.open_write(whole[-1].path)
     return Recovered(tuple(whole[:-1]), active, whole[-1].seq, whole[-1].first_offset, end, next_offset, marks)
 

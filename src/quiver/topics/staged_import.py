@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from quiver.errors import CorruptionError, QuiverError
+from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.batch_notes import NOTE_BYTES_MAX, BatchCommit, begun_name
 from quiver.primitives.disk.atomic import replace_file
@@ -112,8 +113,10 @@ class StagedImport:
                 if wanted:
                     logs[part.topic].wal.append_batch(wanted)
                     count += len(wanted)
-        for log in logs.values():
+        for topic, log in logs.items():
+            end = log.wal.next_offset
             log.flush()
+            invariant(log.durable_offset() >= end, f"a batch is imported only when its messages in {topic} are durable")
         self._observer.count("danube_sink_messages_total", count)
         return count
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cold_rig import PREFIX, TOPIC, Rig, append, check_tidy, expected, read, settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import ObjectsUnavailableError
+from quiver.errors import InvariantError, ObjectsUnavailableError
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from quiver.topics.cold import deleter
 from quiver.topics.cold.deleter import expired_objects, files_to_release
 from quiver.topics.format.descriptor import ObjectDescriptor
 from quiver.topics.settings import DeleterSettings, ObjectRetention
@@ -255,3 +258,17 @@ def test_uploads_and_deletions_are_logged_with_their_fields(monkeypatch):
         assert [(one["first_offset"], one["next_offset"]) for one in behind] == offsets[: len(behind)] != []
     assert [one["file_seq"] for one in fields_of("danube.deleter.file")] == [one["file_seq"] for one in uploaded][:-1]
     assert fields_of("danube.deleter.object")[0]["object_id"] == uploaded[0]["object_id"]
+
+
+def test_only_sealed_files_are_deleted_oldest_first(monkeypatch):
+    rig = Rig()
+    with rig.opened() as log:
+        append(log, 40)
+        rig.tier.upload(log.topic)
+        files = rig.tier._owned[log.topic].wal.files()
+        due = [(replace(files[0], sealed=False), "time")]
+        monkeypatch.setattr(deleter, "files_to_release", lambda *_, **__: due)
+        with pytest.raises(InvariantError, match="only sealed files are deleted, oldest first"):
+            rig.tier._owned[log.topic].deleter.run_once()
+        assert rig.tier._owned[log.topic].wal.files() == files
+        monkeypatch.undo()

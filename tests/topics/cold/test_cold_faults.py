@@ -7,11 +7,18 @@ import contextlib
 import pytest
 from cold_rig import Rig, append, check_tidy, expected, holes, read, settings
 
-from quiver.errors import CorruptionError, MetadataUnavailableError, ObjectsUnavailableError, QuiverError
+from quiver.errors import (
+    CorruptionError,
+    InvariantError,
+    MetadataUnavailableError,
+    ObjectsUnavailableError,
+    QuiverError,
+)
 from quiver.objects.memory import MemoryObjects
 from quiver.testing.faultfs import FaultFileSystem
 from quiver.testing.faultobjects import FaultObjects
 from quiver.topics.cold import source as object_source
+from quiver.topics.cold.source import SourceRange
 from quiver.topics.format.checkpoint import UploaderCheckpoint, encode_uploader_checkpoint
 
 OBJECT_CALLS = ["put_parts", "copy", "head", "get_range", "list", "delete"]
@@ -313,3 +320,16 @@ def test_close_does_not_wait_for_a_backlog():
         again.tier.maintain()
         check_tidy(again)
         assert read(log) == expected(40)
+
+
+def test_no_object_replaces_another_one():
+    rig = Rig()
+    with rig.opened() as log:
+        append(log, 40)
+        rig.tier.upload(log.topic)
+        owned = rig.tier._owned[log.topic]
+        before = rig.named()
+        span = owned.wal.locate(1)
+        with pytest.raises(InvariantError, match="no object replaces or overlaps another one"):
+            owned.uploader._upload(SourceRange(span, 1, span.next_offset, None))
+        assert rig.named() == before

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from quiver.errors import CorruptionError, UnsupportedFormatError
+from quiver.errors import CorruptionError, InvariantError, UnsupportedFormatError
+from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.copying import keep_damaged
@@ -197,11 +198,16 @@ def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> Recov
             )
     symbols = _symbols_of(fs, directory, kept)
     kept_paths = {one.path for one in kept}
-    for one in found:
-        if one.path not in kept_paths and (one.is_headless or one.has_hole):
+    removed = [one for one in found if one.path not in kept_paths]
+    for one in removed:
+        if one.is_headless or one.has_hole:
             _keep_copy(fs, directory, one, observer)
+    invariant(
+        all(not one.count or one.base <= done for one in removed),
+        "recovery removes only segments whose frames are confirmed",
+    )
     unfinished = [f"{directory}/{name}" for name in fs.list_dir(directory) if is_unfinished_name(name)]
-    remove_durably(fs, unfinished + [one.path for one in found if one.path not in kept_paths])
+    remove_durably(fs, unfinished + [one.path for one in removed])
     cut = _cut_tail(fs, directory, kept[-1], observer) if kept else 0
     if cut and kept[-1].has_hole:
         kept[-1] = scan_file(fs, kept[-1].path)
@@ -351,7 +357,7 @@ def _import_newer(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> No
 
 def _open(fs: FileSystem, one: Scanned) -> Segment:
     if one.scan is None:
-        raise CorruptionError(one.path, 0, "the segment has no header")
+        raise InvariantError(f"recovery keeps only segments with a header, not {one.path}")
     file = fs.open_write(one.path)
     try:
         file.sync_data()

@@ -24,6 +24,7 @@ from typing import Literal
 
 from quiver.clock import Clock
 from quiver.errors import CapacityError, StoreClosedError, StoreFailedError, UsageError
+from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
 from quiver.primitives.disk.file_system import Buffer, File
@@ -415,6 +416,10 @@ class Ring:
             self._provision()
 
     def _trim(self, trimmed: list[Segment]) -> None:
+        invariant(
+            trimmed[-1].next_fsn - 1 <= self._acked and trimmed[0] is self._segments[0],
+            "only the oldest frames are trimmed, after they were confirmed",
+        )
         try:
             if self._watermark is not None:
                 # The watermark first. A power loss may restore one file but not the next: recovery then knows that
@@ -510,6 +515,7 @@ class Ring:
     def _release(self, segments: list[Segment], *, remove_all: bool) -> None:
         try:
             if remove_all:
+                invariant(self._acked >= self._published, "a closed slot is removed only if every frame is confirmed")
                 if self._watermark is not None:
                     self._watermark.sync_data()
                 self._storage.remove(segments)

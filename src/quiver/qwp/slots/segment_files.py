@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from quiver.invariant import invariant
 from quiver.primitives.disk.file_system import Buffer, File, FileSystem
 from quiver.primitives.disk.prealloc import reserve_blocks, zero_fill
 from quiver.qwp.format.names import segment_name, shorter_name
@@ -197,6 +198,7 @@ class Segment:
         Raises:
             OSError: a disk error; a part may have been written.
         """
+        invariant(self.base <= first < self.next_fsn, "a shorter segment keeps its newest frames")
         file.pwrite(encode_segment_header(SegmentHeader(first, self.header.created_us)), 0)
         start = self.ends[first - self.header.base]
         cut = start - SEGMENT_HEADER.size

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quiver.errors import CorruptionError, DataLossError, UsageError
+from quiver.invariant import invariant
 from quiver.metadata.opening import open_metadata
 from quiver.objects.opening import open_objects
 from quiver.observe import InMemoryObserver
@@ -33,6 +34,7 @@ from quiver.topics.wal.local_files import LocalFile, load_checkpoint, local_file
 
 __all__ = ["LostRange", "Piece", "TopicView", "open_cold"]
 
+_EACH_ONCE = "a reader returns each message once, and reports those that it skips"
 _LISTINGS_MAX = 8
 _FILES_MAX = 256
 
@@ -333,11 +335,13 @@ class TopicView:
             began = wanted
             if at < 0:
                 for one in self._read_cold(wanted, stop if after is None else min(after, stop), "no file has them"):
+                    invariant(one.first == wanted, _EACH_ONCE)
                     yield one
                     wanted = one.after if isinstance(one, LostRange) else one.first + len(one.bodies)
                 continue
             try:
                 for one in self._read_file(found[at], wanted, stop, after, mark):
+                    invariant(one.first == wanted, _EACH_ONCE)
                     yield one
                     wanted = one.after if isinstance(one, LostRange) else one.first + len(one.bodies)
             except FileNotFoundError:
