@@ -1,1 +1,1 @@
-"""Puts the modules that OTAP tests share on the path, also for sub-folders."""
+"""Put the shared modules of the OTAP tests on the path, also for tests in subfolders."""

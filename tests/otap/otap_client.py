@@ -13,11 +13,10 @@ from quiver.otap.tables.payload_schema import SIGNALS
 
 
 class KeptTables:
-    """
-    A fake store.
+    """A fake store.
 
-    The next calls of `ingest` raise `failures` in order (None succeeds), those of `sync` raise `sync_failures`. `sync`
-    waits for `sync_gate` if it is set.
+    The next calls of `ingest` raise `failures` in order (None lets one succeed), those of `sync` raise `sync_failures`.
+    `sync` waits for `sync_gate` if it is set.
     """
 
     def __init__(self) -> None:

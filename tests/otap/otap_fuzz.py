@@ -44,7 +44,7 @@ SAMPLE_BYTES_MAX = 64 * 1024
 GROWTH_KIB_MAX = 250_000
 
 
-# -- what each decoder must do: return a word on how it went ---------------------------------------------------
+# -- what each decoder must do, with a word that describes the outcome ------------------------------------------
 
 
 def request_to_rows(data: bytes, view: str) -> str:
@@ -191,7 +191,7 @@ PLAIN = (
 )  # fmt: skip
 
 
-# -- the storm ----------------------------------------------------------------------------------------------
+# -- the inputs ---------------------------------------------------------------------------------------------
 
 
 def changed(samples: list[bytes], dice: random.Random) -> bytes:

@@ -27,7 +27,7 @@ pytestmark = [
 LOSSES = frozenset({"zero_min", "zero_max", "zero_sum", "empty_attributes", "map_order", "empty_buckets", "metadata"})
 SENT = {name: case for name, case in CASES.items() if case["producer"] == "go"}
 NOT_SENT_BY_THE_CRATES = {
-    "traces_empty_values": "a link without ids: they refuse the batch that they made of it",
+    "traces_empty_values": "a link without ids: the crates refuse their own batch",
     "logs_empty_values": "attributes of a resource without records go to the next resource",
 }
 BY_NAME = pytest.mark.parametrize("case", SENT.values(), ids=SENT)
@@ -40,7 +40,7 @@ def together(requests, signal: str):
         whole.MergeFrom(parsed(request, signal))
     for resource in whole.resource_spans if signal == "traces" else ():
         for link in (link for scope in resource.scope_spans for span in scope.spans for link in span.links):
-            link.ClearField("dropped_attributes_count")  # they write it under the number that spans have for it
+            link.ClearField("dropped_attributes_count")  # the crates write it under the field number of spans
     return merged(whole, LOSSES)
 
 

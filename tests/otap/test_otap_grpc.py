@@ -79,7 +79,7 @@ def test_recorded_streams_are_stored_as_their_requests(receiver, store, case):
         assert merged(came, losses) == merged(parsed(bytes_of(name), case["signal"]), losses)
 
 
-def test_checklist_1_streams_and_unary_services_share_a_port_and_nothing_else_is_there(receiver, store):
+def test_checklist_1_streams_and_unary_services_share_a_port(receiver, store):
     with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
         channel.unary_unary(f"/{SERVICES['logs']}/Export")(bytes_of(LOGS["otlp"][0]), timeout=30)
         assert store.kept[0].slots == (60,)
@@ -106,7 +106,7 @@ def test_checklist_3_ok_comes_only_after_the_sync(receiver, store):
         assert not answered.is_set()
 
 
-def test_logged_is_confirmed_without_a_sync(store):
+def test_ack_logged_confirms_without_a_sync(store):
     with (
         OtapGrpcReceiver(store, OtlpSettings(listening_addr="127.0.0.1:0", ack="logged")) as receiver,
         Client(receiver.port) as client,
@@ -182,7 +182,7 @@ def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 @pytest.mark.parametrize("encoding", ["zstd", "zstdarrow5"])
 def test_checklist_6_an_unknown_grpc_encoding_ends_the_stream_with_the_reason(receiver, encoding):
-    """The message is gRPC's; docs/howto/otap.md quotes it and says what to configure."""
+    """The message is gRPC's; docs/howto/otap.md quotes it and explains the configuration."""
     head = {
         ":method": "POST", ":scheme": "http", ":path": SIGNALS["logs"].service, ":authority": "x",
         "te": "trailers", "content-type": "application/grpc", "grpc-encoding": encoding,

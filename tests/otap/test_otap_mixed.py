@@ -68,7 +68,7 @@ def test_one_read_returns_requests_and_tables(tmp_path):
 
 @pytest.mark.parametrize("rows", [2, 200])
 def test_invalid_tables_are_reported_and_skipped_if_requested(tmp_path, rows):
-    # What makes them tables of OTAP; else the slot is somebody else's.
+    # The metadata mark them as OTAP tables; otherwise the slot would belong to another program.
     resources = pa.array([{"id": 0}] * rows, pa.struct([("id", pa.uint16())]))
     broken = Bundle({30: pa.RecordBatch.from_pydict({"resource": resources, "severity_text": list(range(rows))})})
     spans = spans_of(tmp_path, [whole(request(0, 3)), broken, *iter_bundles(request(3, 100), "logs")])

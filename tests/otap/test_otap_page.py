@@ -35,7 +35,7 @@ def test_tables_have_the_columns_of_the_page():
     assert told == expected
 
 
-def test_limits_of_the_page():
+def test_limits_on_the_page_match_the_code():
     limits, text = StreamLimits(), " ".join(PAGE.split())
     assert f"{limits.inflated_bytes_max >> 20} MiB for each message" in text
     assert f"{limits.dictionary_values_max:,} values in a dictionary" in text

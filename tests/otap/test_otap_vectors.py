@@ -32,7 +32,7 @@ def test_checklist_16_a_recorded_stream_decodes_to_its_requests(case):
 
 @EVERY_STREAM
 def test_checklist_17_recorded_tables_are_sent_over_our_streams(case):
-    """Tables of others, with their nulls and shared scope ids, are sorted, renumbered and sent."""
+    """Tables of other programs, with their nulls and shared scope ids, are sorted, renumbered and sent."""
     line = Line(case["signal"])
     for batch in decoded(case):
         there = restored(batch.tables, case["signal"])
@@ -76,7 +76,7 @@ def records_of(name: str) -> list[tuple[str, int, list]]:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if "schemas" in case], ids=lambda case: case["name"])
-def test_checklist_8_the_ipc_messages_are_those_that_were_recorded(case):
+def test_checklist_8_the_ipc_messages_equal_the_recorded_ones(case):
     """Schemas, deltas and replacements are counted by parsing the IPC messages without Arrow."""
     schemas = deltas = replaced = 0
     seen = set()
@@ -92,13 +92,13 @@ def test_checklist_8_the_ipc_messages_are_those_that_were_recorded(case):
     )  # fmt: skip
 
 
-def test_checklist_7_roots_come_first_from_one_and_later_from_the_other():
+def test_checklist_7_roots_come_first_or_later_depending_on_the_producer():
     first = {case["producer"]: decode_records(bytes_of(case["otap"][0])).payloads[0].payload for case in CASES.values()}
     assert first["rust"] in {1, 2}
     assert first["go"] in {10, 30, 40}
 
 
-def test_checklist_9_buffers_come_with_and_without_compression():
+def test_checklist_9_buffers_are_decoded_with_and_without_compression():
     plain = parse_messages(decode_records(bytes_of(CASES["logs_no_ipc_compression"]["otap"][0])).payloads[0].record)
     packed = parse_messages(decode_records(bytes_of(CASES["logs_sdk"]["otap"][0])).payloads[0].record)
     assert plain[-1].bytes_inflated > 0

@@ -35,7 +35,7 @@ def merged(bundles, signal: str):
 
 
 @pytest.mark.parametrize("signal", ["logs", "traces", "metrics"])
-def test_from_a_stream_through_two_stores(tmp_path, signal):
+def test_data_pass_unchanged_from_a_stream_through_two_stores(tmp_path, signal):
     """Stream → store → sender → stream → store: both stores have the same data."""
     first, second = (quiver.open(tmp_path / name, settings=SEALED_BY_HAND) for name in ("first", "second"))
     with first, second, OtapGrpcReceiver(second, SETTINGS) as far:

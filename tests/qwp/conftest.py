@@ -1,1 +1,1 @@
-"""Puts the modules that tests of the QWP client share on the path, also for those in sub-folders."""
+"""Put the shared modules of the QWP client tests on the path, also for tests in subfolders."""

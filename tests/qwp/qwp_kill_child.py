@@ -1,4 +1,4 @@
-"""A producer that will be killed: it sends numbers, and records each that was stored."""
+"""A producer to be killed: it sends numbers, and records each that was stored."""
 
 import sys
 

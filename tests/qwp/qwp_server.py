@@ -97,9 +97,9 @@ class QwpServer:
         return [frame for life in self.lives for frame in life.frames]
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-        """Wait until the condition holds; fail after a time-out."""
+        """Wait until the condition is true; fail after a timeout."""
         with self.changed:
-            assert self.changed.wait_for(condition, timeout_s), "the server waited in vain"
+            assert self.changed.wait_for(condition, timeout_s), "the condition did not become true in time"
 
     def _request(self, connection: Any, request: Any) -> Response | None:
         with self.changed:

@@ -90,7 +90,7 @@ STAMPS = pa.array([1], pa.timestamp("ns"))
         ({"a": ["x"]}, {"symbols": True}, "a list of column names, not True"),
     ],
 )
-def test_columns_that_a_server_would_refuse_are_refused_up_front(columns, options, reason):
+def test_columns_that_a_server_would_refuse_are_refused_locally(columns, options, reason):
     """By the same rules as rows; a column without a name would become the designated timestamp."""
     batch = pa.record_batch(columns)
     keys: dict[str, Any] = {"symbols": (), "at": None} | options

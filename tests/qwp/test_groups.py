@@ -86,7 +86,7 @@ def test_an_interrupted_group_is_continued(tmp_path, kept):
         sent = send_group(patient(tmp_path, server), group, MESSAGES)
         assert (sent.messages, sent.known, sent.confirmed) == (5, kept, True)
         assert server.frames == [message(77), *MESSAGES]
-        # Everything was confirmed, and the slot counts from 0 again: only the note remembers the group.
+        # Everything was confirmed, and the slot starts at 0 again: only the note identifies the group.
         assert send_group(patient(tmp_path, server), group, MESSAGES).known == 5
         assert len(server.frames) == 6
 
@@ -106,7 +106,7 @@ send_group(SenderSettings.from_conf(sys.argv[1]), Group("query", 1), until_the_e
 
 
 def test_an_executor_that_dies_halfway_leaves_no_duplicates(tmp_path):
-    """No destructor ran: the lock was released with the process, and the note records that the group was begun."""
+    """No destructor runs: the lock is released with the process, and the note records that the group was started."""
     conf = f"ws::addr=127.0.0.1:1;sf_dir={tmp_path};sender_id=p0;close_flush_timeout_millis=0;"
     command = [sys.executable, "-c", PROGRAM, conf]
     died = subprocess.run(command, env={"PYTHONPATH": str(Path(__file__).parent)}, check=False, timeout=60)
@@ -126,8 +126,8 @@ def test_an_unreadable_note_is_ignored(tmp_path):
         assert send_group(settings(tmp_path), group, MESSAGES[:1]).known == 0
 
 
-def test_nothing_to_send_leaves_no_note(tmp_path):
-    """An empty partition."""
+def test_an_empty_group_leaves_no_note(tmp_path):
+    """For example an empty partition."""
     assert send_group(settings(tmp_path), Group("query", 7), []).messages == 0
     assert not (tmp_path / "p0" / GROUP_NAME).exists()
 
@@ -146,7 +146,7 @@ def test_a_refusal_of_the_server_is_raised(tmp_path):
 
 
 def test_slots_of_dead_tasks_are_drained(tmp_path):
-    """By the next group of any partition."""
+    """The next group of any partition drains them."""
     send_group(settings(tmp_path), Group("query", 1), MESSAGES)
     with QwpServer() as server:
         other = replace(patient(tmp_path, server, "drain_orphans=on;"), sender_id="p1")
@@ -159,8 +159,8 @@ def test_slots_of_dead_tasks_are_drained(tmp_path):
         assert sorted(server.frames) == sorted([*MESSAGES, message(8)])
 
 
-def test_a_long_task_does_not_block_adopted_slots_while_no_server_answers(tmp_path):
-    """It releases the adopted slot without a mark, however long the outage is."""
+def test_a_long_task_does_not_keep_orphaned_slots_during_an_outage(tmp_path):
+    """It releases them without a mark, however long the outage is."""
     send_group(settings(tmp_path), Group("query", 1), MESSAGES)
     long = replace(settings(tmp_path, more="drain_orphans=on;reconnect_max_duration_millis=1;"), sender_id="p1")
     observer = InMemoryObserver()

@@ -106,7 +106,7 @@ def letters(tmp_path: Any) -> list[Any]:
     ]  # fmt: skip
 
 
-# ── what is built ────────────────────────────────────────────────────────────────────────────────────
+# ── frames as they are built ─────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("how", ["rows", "table"])
@@ -139,11 +139,11 @@ def test_a_single_row_may_be_larger_until_a_server_announces_its_limit(tmp_path)
         assert server.rows == [0, 1, 2]
 
 
-# ── what is there ────────────────────────────────────────────────────────────────────────────────────
+# ── stored frames ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_frame_above_the_limit_is_sent_in_pieces(tmp_path):
-    """All rows in order, as one group, and the later frames."""
+    """All rows arrive in order, as one group, and so do the later frames."""
     observer = InMemoryObserver()
     slot_with(tmp_path, message(0, 10), message(10, 36_000, size=90), message(36_000, 36_010))
     with Strict(BATCH_BYTES_DEFAULT) as server:
@@ -191,8 +191,8 @@ def test_a_refused_piece_is_dropped_and_the_others_are_sent_again(tmp_path, dura
         assert server.refused == 1
 
 
-def test_a_connection_that_breaks_in_a_group_sends_all_of_it_again(tmp_path):
-    """Nothing of it was committed."""
+def test_a_group_is_sent_again_after_its_connection_broke(tmp_path):
+    """No part of it was committed."""
     slot_with(tmp_path, message(0, 100), message(100, 105))
     with Strict(2000) as server:
         take, broken = server.answer, []
@@ -335,7 +335,7 @@ def test_a_frame_is_confirmed_with_the_last_of_its_messages(seed):
 
 
 def test_a_refusal_names_the_piece():
-    """And confirms what came before the frame."""
+    """It confirms the frames before the refused one."""
     session = Session(SessionSettings())
     session.connected(acked_fsn=-1, durable_ack=False, now=0.0)
     for messages in (1, 3, 1):

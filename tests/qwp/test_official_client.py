@@ -1,7 +1,4 @@
-"""
-The official Python client: it sends to our decoder, writes the same frames, and drains our slots; we drain its
-slots.
-"""
+"""The official Python client sends to our decoder, writes the same frames, and drains our slots; we drain its slots."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def _frame_of_ours(number: int, ids: SymbolIds | None) -> bytes:
     return encode_message([table.pack()], shared=ids)
 
 
-def test_its_rows_are_read():
+def test_rows_of_the_official_client_are_decoded():
     """Every row, including symbols that only earlier frames contain."""
     with QwpServer() as server:
         with questdb.Sender.from_conf(f"ws::addr={server.address};") as sender:
@@ -99,7 +96,7 @@ FRAMES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize("at", [None, "stamp"])
-def test_its_data_frames_are_ours_byte_for_byte(name, at):
+def test_its_data_frames_equal_ours_byte_for_byte(name, at):
     """The same frame, nulls of every kind included."""
     data = FRAMES[name]()
     stamps = pd.date_range("2025", periods=200, freq="min")
@@ -134,7 +131,7 @@ def test_it_drains_our_slot(tmp_path, confirmed):
     slot.ring.maintain(force=True)
     slot.close()
     oldest = min((tmp_path / "ours").glob("*.sfa"))
-    assert (oldest.stat().st_size < 4096) == (confirmed == 30), "then half of it is confirmed, and it is shorter"
+    assert (oldest.stat().st_size < 4096) == (confirmed == 30), "half of it is confirmed, so it is shorter"
     with QwpServer() as server:
         with questdb.Sender.from_conf(f"ws::addr={server.address};sf_dir={tmp_path};sender_id=ours;") as sender:
             sender.flush()
@@ -174,10 +171,7 @@ def _leave_a_slot(server: QwpServer, directory: Path, rows_a_frame: int = 1) -> 
 
 
 def test_we_drain_its_slot(tmp_path):
-    """
-    Frames that refer to symbols of earlier ones arrive complete, followed by our own rows; the slot is empty
-    afterwards.
-    """
+    """Frames that refer to symbols of earlier ones arrive complete, followed by our rows; then the slot is empty."""
     with QwpServer() as server:
         _leave_a_slot(server, tmp_path)
         assert (tmp_path / "theirs" / "sf-manifest.bin").exists()
@@ -205,8 +199,8 @@ def test_we_split_its_frames_for_a_server_with_a_lower_limit(tmp_path):
     assert [row["s"] for row in rows] == [f"z{number % 30}" for number in range(ROWS)]
 
 
-def test_we_adopt_its_orphan(tmp_path):
-    """A drainer drains it concurrently with our own slot."""
+def test_we_drain_its_orphan(tmp_path):
+    """A drainer runs concurrently with our own slot."""
     with QwpServer() as server:
         _leave_a_slot(server, tmp_path)
         keys = f"sf_dir={tmp_path};sender_id=own;drain_orphans=on;"
@@ -216,7 +210,7 @@ def test_we_adopt_its_orphan(tmp_path):
     assert sorted(path.name for path in (tmp_path / "theirs").iterdir()) == [".lock", ".lock.pid"]
 
 
-def test_each_refuses_while_the_other_holds_the_slot(tmp_path):
+def test_each_refuses_a_slot_that_the_other_has(tmp_path):
     """Both use the same locks."""
     with QwpServer() as server:
         keys = f"ws::addr={server.address};sf_dir={tmp_path};sender_id=shared;"

@@ -1,4 +1,4 @@
-"""The query protocol, as far as a server without queries needs it."""
+"""The part of the query protocol that a server without queries needs."""
 
 import pytest
 
@@ -10,15 +10,15 @@ QUERY = bytes.fromhex("10 2a00000000000000 08") + b"select 1" + b"\0\0"
 """As the official client 6.0 sends it."""
 
 
-def test_the_first_message():
-    """A single server, without a cluster."""
+def test_the_first_message_describes_a_single_server():
+    """It is not part of a cluster."""
     assert encode_server_info(1_700_000_000_000_000_000, "n1") == bytes.fromhex(
         "51575031 01 00 0000 1c000000 18 00 0000000000000000 00000000 00002a36fe9c9717 0000 0200 6e31"
     )
 
 
-def test_a_query_is_refused():
-    """With its number. A long text is truncated between two characters."""
+def test_a_query_is_refused_with_its_number():
+    """A long text is truncated between two characters."""
     assert encode_query_error(42, Status.PARSE_ERROR, "no") == bytes.fromhex(
         "51575031 01 00 0000 0e000000 13 2a00000000000000 05 0200 6e6f"
     )

@@ -1,4 +1,4 @@
-"""`quiver qwp`: inspecting and draining slots. `quiver inspect` on the files of a slot."""
+"""`quiver qwp` inspects and drains slots, and `quiver inspect` describes their files."""
 
 import contextlib
 import json
@@ -75,7 +75,7 @@ def run_json(*arguments, code=0):
 
 
 def test_list_shows_backlog_and_holder(sf_dir):
-    """Backlog, holder and mark, as a table and as JSON."""
+    """Also the mark, as a table and as JSON."""
     one, two = run_json("qwp", "list", sf_dir)
 
     assert (one["slot"], one["backlog_frames"], one["confirmed"], one["dead_letters"]) == ("edge-1", 2, 0, 1)
@@ -104,7 +104,7 @@ def test_list_watch_polls(sf_dir, monkeypatch):
 
 
 def test_a_poll_reads_only_changed_segments(sf_dir):
-    """Appended frames and removed segments are noticed."""
+    """Appended frames and removed segments are detected."""
     known = {}
     assert inspect_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 1
     fill(sf_dir, "edge-2", [message(6), message(7)])
@@ -200,7 +200,7 @@ def test_a_slot_in_use_is_skipped(sf_dir):
 
 
 def test_clear_failed_removes_the_mark(sf_dir):
-    """Of those named, or of all."""
+    """For the named slots, or for all."""
     assert run_json("qwp", "clear-failed", sf_dir, "edge-1") == {"cleared": []}
     assert run_json("qwp", "clear-failed", sf_dir) == {"cleared": ["edge-2"]}
     assert not (sf_dir / "edge-2" / ".failed").exists()

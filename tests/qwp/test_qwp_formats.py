@@ -72,7 +72,7 @@ def _scan(data: bytes) -> Any:
         ("qwp-message", ["MESSAGE_HEADER"]),
     ],
 )
-def test_field_tables_are_those_of_the_code(page, structs):
+def test_field_tables_match_the_structs(page, structs):
     """Offsets without gaps, sizes and types: each table equals the Struct named above it."""
     codes = {"u8": "B", "u16": "H", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
     found = []
@@ -91,7 +91,7 @@ def test_field_tables_are_those_of_the_code(page, structs):
     assert found == structs
 
 
-def test_limits_and_types_on_the_page_are_those_of_the_code():
+def test_limits_and_types_match_the_constants():
     """Each number equals its constant, each type its code."""
     page = _page("qwp-message")
     limits = re.findall(r"^\| [^|]+ \| (\d+) \| `([\w.]+)` \|$", page, re.MULTILINE)
@@ -132,7 +132,7 @@ def test_examples_decode_to_the_documented_values():
     assert {"table": table.name, **{column.name: column.values() for column in table.columns}} == said
 
 
-def test_names_are_built_and_parsed():
+def test_file_names_round_trip():
     """Built names parse; foreign names have no number."""
     assert segment_name(0x1F) == "sf-000000000000001f.sfa"
     assert generation_of(segment_name(2**64 - 1)) == 2**64 - 1
@@ -239,7 +239,7 @@ def _dual(*records: tuple[int, int, int, int], magic: bytes = MANIFEST_MAGIC, ve
     return bytes(data)
 
 
-def test_the_newer_of_two_records_counts():
+def test_the_newer_of_two_records_is_used():
     """The valid record with the higher generation; an invalid one is ignored."""
     both = _dual((4096, 7, 3, 9), (0, 8, 4, 9))
     assert decode_dual_record(memoryview(both), MANIFEST_MAGIC) == Frame(DualRecord(8, 4, 9), 8192)
@@ -254,8 +254,8 @@ def test_the_newer_of_two_records_counts():
     assert "unsupported version 2" in later.reason
 
 
-def test_symbol_files_of_both_versions():
-    """Read up to the first invalid piece: nothing in them was ever synced."""
+def test_symbol_files_of_both_versions_are_decoded():
+    """Up to the first invalid entry: these files were never synced."""
 
     def entry(text: str) -> bytes:
         return encode_varint(len(text.encode())) + text.encode()
@@ -305,7 +305,7 @@ def test_dead_letters_end_at_the_last_complete_record():
     assert again.value.reason == "é" * 32_767
 
 
-def test_a_flipped_byte_costs_one_frame():
+def test_a_flipped_byte_loses_one_frame():
     """At every offset after the header: all frames before and after it are found."""
     payloads = [b"QWP1" + bytes([number]) * (3 + 5 * number) for number in range(5)]
     frames = [encode_frame_head(payload) + payload for payload in payloads]

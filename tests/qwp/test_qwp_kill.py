@@ -30,8 +30,8 @@ CHILD = Path(__file__).with_name("qwp_kill_child.py")
 def test_every_stored_row_arrives(tmp_path, durability, cycles, seed):
     """
     Kill -9 at random, three hundred times: rows of a flush that returned reach the server, in order. A row is repeated
-    only if it was sent and its confirmation was not recorded: no life starts before the first frame above the watermark
-    at the time of the kill.
+    only if it was sent and its confirmation was not recorded: no process starts before the first frame above the
+    watermark at the time of the kill.
     """
     chance = random.Random(seed)
     calm = threading.Event()
@@ -44,7 +44,7 @@ def test_every_stored_row_arrives(tmp_path, durability, cycles, seed):
 
     journal = tmp_path / "kept"
     journal.write_text("0\n", encoding="ascii")
-    open_from = [0]  # the first row that each life may send
+    open_from = [0]  # the first row that each process may send
     with QwpServer(answer) as server:
         keys = (
             f"ws::addr={server.address};sf_dir={tmp_path};sf_durability={durability};sf_max_bytes=4K;auto_flush=off;"
@@ -88,7 +88,7 @@ def _values(message: Message) -> list[int]:
 
 
 def _first_unconfirmed(slot: str, before: int) -> int:
-    """Return the first row of the first frame after the watermark; *before* if there is none."""
+    """Return the first row of the first frame after the watermark, or *before* without such a frame."""
     watermark = read_watermark(REAL_FILES, slot)
     for one in sorted(scan_slot(REAL_FILES, slot), key=lambda one: one.base):
         if one.scan is not None and one.next_fsn > watermark + 1:

@@ -200,8 +200,8 @@ def test_a_table_that_does_not_fit_reports_the_stored_rows():
 
 def test_a_server_that_flaps_gets_every_row_in_order(tmp_path):
     """
-    It drops connections and confirms late, at random: every row arrives, in order, and is repeated only if it was
-    unconfirmed.
+    It drops connections and confirms late, at random: every row arrives, in order, and only unconfirmed rows are
+    repeated.
     """
     chance = random.Random(5)
 
@@ -268,8 +268,8 @@ def test_a_retried_refusal_is_sent_again():
 
 
 @pytest.mark.parametrize("status", [404, 503])
-def test_a_server_without_the_protocol_is_waited_for(tmp_path, server, status):
-    """The rows are stored, and are sent once a server with the protocol answers."""
+def test_rows_wait_for_a_server_with_the_protocol(tmp_path, server, status):
+    """They are stored, and sent once such a server answers."""
     server.refuse = (status, {})
     keys = f"sf_dir={tmp_path};initial_connect_retry=async;{QUICK}"
     with Sender.from_conf(f"ws::addr={server.address};{keys}") as sender:
@@ -367,7 +367,7 @@ def test_a_flush_syncs_rows_published_earlier(server):
     assert found == [fsn + 1] * 8
 
 
-def test_a_closed_sender_refuses(server):
+def test_a_closed_sender_refuses_calls(server):
     """Every call except close."""
     sender = Sender.connect(addr=server.address)
     sender.close()
@@ -380,12 +380,12 @@ def test_a_closed_sender_refuses(server):
     other.close()
 
 
-def test_from_the_environment(server, monkeypatch):
-    """The variable of the official clients, or a mapping."""
+def test_a_sender_is_configured_from_the_environment(server, monkeypatch):
+    """By the variable of the official clients, or a mapping."""
     monkeypatch.setenv("QDB_CLIENT_CONF", f"ws::addr={server.address};")
     for sender in (Sender.from_env({"QDB_CLIENT_CONF": f"ws::addr={server.address};"}), Sender.from_env()):
         with sender:
-            sender.row("t", columns={"v": 1})  # once `close` has drained this, a connection was made
+            sender.row("t", columns={"v": 1})  # once `close` has drained the row, a connection existed
     assert len(server.lives) == 2
     with pytest.raises(SettingsError, match="QDB_CLIENT_CONF"):
         Sender.from_env({})
@@ -496,8 +496,8 @@ def test_schemas_of_a_message_are_limited(server):
     assert [len(life.decode(frame).tables) for frame in life.frames] == [1, 2, 1, 2]
 
 
-def test_counters_are_also_metrics(server):
-    """A refusal, a lost connection and resent frames, with the same numbers in both places."""
+def test_counters_are_exported_as_metrics(server):
+    """Refusals, lost connections and resent frames have the same numbers in both places."""
 
     def answer(life: Any, sequence: int, _frame: bytes) -> Any:
         if life.number == 0:

@@ -29,7 +29,7 @@ def names(cell: str) -> list[str]:
 
 
 def test_every_key_is_documented():
-    """And no other."""
+    """No unknown key is on the page."""
     told = {name for key, _, _ in rows("Keys") for name in names(key)}
     told |= {name for _, _, text in rows("Keys") for name in re.findall(r"Also called `(\w+)`", text)}
     assert told == {*_KEYS, *_POLICIES, "addr", "on_server_error"}
@@ -59,7 +59,7 @@ def test_the_documented_default_is_the_default(row):
 
 
 def test_every_category_is_documented_with_its_policy():
-    """And with the key that changes it."""
+    """And with the key that changes the policy."""
     words = {"dropped": Policy.DROP, "halt": Policy.HALT, "sent": Policy.RETRY}
     told = {names(category)[0]: (words[policy.split()[0].strip(",")], names(key)) for _, category, policy, key in
             rows("Refused frames")}  # fmt: skip

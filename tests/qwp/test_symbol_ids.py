@@ -62,7 +62,7 @@ def test_a_refused_message_leaves_no_ids():
     assert _decoded(encode_message([_symbols("e", "a")], shared=shared)) == (["e", "a"], ["a", "b", "e"])
 
 
-def test_a_buffer_holds_each_message_in_turn():
+def test_a_buffer_is_reused_for_each_message():
     """The bytes equal those of a separate message; a message above the buffer's limit gets its own memory."""
     shared, alone = SymbolIds(), SymbolIds()
     buffer = MessageBuffer(16, 4096)

@@ -1,4 +1,4 @@
-"""Messages, compared with those of the official client: decoded cell by cell, and encoded byte for byte."""
+"""Messages equal those of the official client: they are decoded cell by cell, and encoded byte for byte."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _message(data: bytes, dictionary: SymbolDictionary | None = None) -> Any:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_recorded_frames_are_read_cell_by_cell(group):
+def test_recorded_frames_are_decoded_cell_by_cell(group):
     """Names, types, null flags and every cell equal those of an independent decoder."""
     dictionary = SymbolDictionary()
     for one in GROUPS[group]["frames"]:
@@ -62,7 +62,7 @@ def test_recorded_frames_are_read_cell_by_cell(group):
 
 
 @pytest.mark.parametrize(("group", "number"), RECORDED)
-def test_rows_are_written_as_the_official_client_writes_them(group, number):
+def test_rows_are_encoded_like_those_of_the_official_client(group, number):
     """The same rows give the same bytes, except for symbols: the official client omits those of earlier frames."""
     said = GROUPS[group]
     ours = encode_message([table.pack() for table in row_tables(said["sent"]["batches"][number])])
@@ -78,7 +78,7 @@ def test_rows_are_written_as_the_official_client_writes_them(group, number):
 
 
 @pytest.mark.parametrize("group", SMALL)
-def test_arrow_and_back_is_the_same_message(group):
+def test_messages_round_trip_through_arrow(group):
     """A decoded message converts to Arrow, and back to a message with the same rows, types, nulls and bits."""
     dictionary = SymbolDictionary()
     for one in GROUPS[group]["frames"]:
@@ -95,7 +95,7 @@ def test_arrow_and_back_is_the_same_message(group):
                 assert repr(other[name].to_pylist()) == repr(batch[name].to_pylist()), name
 
 
-def test_both_dialects_are_read():
+def test_both_dialects_are_decoded():
     """The version is the same; the bytes differ, also if the designated timestamp comes first."""
     table = RowTable("t")
     table.append({"s": "a"}, {"v": 1, "x": 0.5}, 7, bytes_max=1000)
@@ -145,7 +145,7 @@ def test_flipped_bytes_never_raise(group):
 
 
 def test_a_symbol_from_a_gap_is_refused():
-    """Ids are dense: a message may repeat known symbols and continue after them."""
+    """Ids are consecutive: a message may repeat known symbols and continue after them."""
     data = frame("frame-row-delta-01.bin")
     assert isinstance(decode_message(memoryview(data), SymbolDictionary()), Damage)
     told = SymbolDictionary()
@@ -197,8 +197,8 @@ def test_shared_ids_never_change_their_meaning():
     assert failing.of_message() == {}
 
 
-def test_numbers_of_any_width():
-    """One at a time or many at once: the same bytes, and the same errors."""
+def test_numbers_of_any_width_are_decoded():
+    """One at a time or many at once, with the same results and the same errors."""
     values = [0, 1, 127, 128, 300, 16_383, 16_384, 2**21, 2**28 - 1, 2**28, 2**34]
     joined = b"".join(encode_varint(value) for value in values)
     assert encode_varint(300) == b"\xac\x02"
@@ -246,7 +246,7 @@ def _gorilla(values: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 9, 200])
-def test_compressed_timestamps(count):
+def test_compressed_timestamps_are_decoded(count):
     """Every width of difference, at every bit offset; a missing last byte is detected."""
     changes = [0, 63, -64, 64, -65, 255, -256, 256, 2047, -2048, 2048, -2049, 2**31 - 1, -(2**31)]
     values = [1_700_000_000_000_000]
@@ -265,7 +265,7 @@ def test_compressed_timestamps(count):
 
 
 @pytest.mark.parametrize("encoding", [0, 1])
-def test_a_message_with_compressed_timestamps(encoding):
+def test_a_message_with_compressed_timestamps_is_decoded(encoding):
     """With the flag, a byte before each timestamp column shows whether it is compressed; nulls come before it."""
     values = [10, 20, 31, 45]
     body = _gorilla(values) if encoding else struct.pack("<4q", *values)
@@ -277,8 +277,8 @@ def test_a_message_with_compressed_timestamps(encoding):
     assert column.to_arrow()[0].cast(pa.int64()).to_pylist() == [10, None, 20, 31, 45]
 
 
-def test_nulls_by_bitmap_are_read_for_every_type():
-    """Writers may choose; readers accept both."""
+def test_null_bitmaps_are_decoded_for_every_type():
+    """Writers may choose between two encodings of nulls; readers accept both."""
     for kind, data, expected in (
         (ColumnType.LONG, struct.pack("<q", 5), 5),
         (ColumnType.DOUBLE, struct.pack("<d", 0.5), 0.5),
@@ -331,8 +331,8 @@ def test_values_that_a_message_cannot_represent_are_refused():
         array_column("a", ColumnType.DOUBLE_ARRAY, [np.array(1.0)])
 
 
-def test_answers_of_the_server():
-    """Each round-trips; a truncated answer, extra bytes, or an empty name are damage."""
+def test_answers_of_the_server_round_trip():
+    """A truncated answer, extra bytes, or an empty name are damage."""
     for answer, data in (
         (Ok(7), encode_ok(Ok(7))),
         (Ok(2**40, {"é": 5, "b": -1}), encode_ok(Ok(2**40, {"é": 5, "b": -1}))),
@@ -397,7 +397,7 @@ def test_later_changes_by_the_caller_are_not_sent():
     assert columns[1].values() == [b"abc", b"bbc"]
 
 
-def test_halves_have_the_same_rows():
+def test_split_messages_have_the_same_rows():
     """Splitting preserves order and columns, even if the columns change between rows."""
     table = RowTable("t")
     for number in range(11):

@@ -1,6 +1,6 @@
-"""
-A real Collector, started with a given configuration and killed at the end. Build it with `make rival-collector`, which
-needs Go.
+"""A real Collector, started with a given configuration and killed at the end.
+
+Build it with `make rival-collector`, which needs the compiler `go`.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:
 
 @contextlib.contextmanager
 def collector_to(far: int, directory: Path) -> Iterator[Ports]:
-    """A Collector that sends its data to the port *far*, and keeps them in a file until that port has accepted them."""
+    """A Collector that sends its data to the port *far*, and stores them in a file until that port accepts them."""
     ports = Ports(free_port(), free_port())
     config, log = directory / "collector.yaml", directory / "collector.log"
     config.write_text(CONFIG.format(directory=directory, grpc=ports.grpc, http=ports.http, far=far))

@@ -70,7 +70,7 @@ def until(condition, timeout_s: float = 120.0) -> None:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("signal_name", list(MESSAGES))
-def test_from_our_exporters_through_it_to_our_receivers(tmp_path, protocol, signal_name):
+def test_data_pass_from_our_exporters_through_the_collector_to_our_receivers(tmp_path, protocol, signal_name):
     request = MESSAGES[signal_name].FromString((VECTORS / f"{signal_name}_sdk_000.pb").read_bytes())
     with (
         quiver.open(str(tmp_path / "store")) as store,
@@ -116,7 +116,7 @@ def receiving(directory, port: int, handling: str):
 
 
 @pytest.mark.parametrize("handling", ["pass_through", "convert_to_arrow"])
-def test_kill_9_of_the_receiver_under_its_load_loses_nothing(tmp_path, handling):
+def test_kill_9_of_the_receiver_under_load_loses_nothing(tmp_path, handling):
     """The Collector discards a request once our receiver has confirmed it: every accepted one must be in the store."""
     chance, port, store = random.Random(3), free_port(), tmp_path / "store"
     number = 0
@@ -145,7 +145,7 @@ def six_megabytes() -> bytes:
     return made.SerializeToString()
 
 
-def test_it_gets_all_of_a_request_above_its_default_limit(tmp_path):
+def test_the_collector_gets_all_of_a_request_above_its_default_limit(tmp_path):
     """Split between records: nothing is dropped or repeated, and each part keeps its order."""
     request = six_megabytes()
     assert len(request) > 6.2 * 1024 * 1024

@@ -80,7 +80,7 @@ class Spy:
         return iter(())
 
 
-def test_more_records_than_ids_are_several_bundles_and_the_last_is_waited_for():
+def test_the_last_bundle_of_a_large_request_is_waited_for():
     store = Spy()
     data = request("logs", rows=70_000).SerializeToString()
     assert OtlpIntake(store, SETTINGS).accept("logs", data).confirmed

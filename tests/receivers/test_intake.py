@@ -213,13 +213,13 @@ def simultaneous(failures) -> tuple[FakeStore, list[str]]:
         return store, sorted(future.result(30).outcome for future in futures)
 
 
-def test_requests_sent_again_at_the_same_time_are_stored_once():
+def test_requests_repeated_at_the_same_time_are_stored_once():
     store, outcomes = simultaneous([])
     assert outcomes == ["duplicate", "duplicate", "duplicate", "stored"]
     assert len(store.kept) == 1
 
 
-def test_when_the_first_of_them_fails_another_one_tries():
+def test_another_caller_tries_when_the_first_one_fails():
     store, outcomes = simultaneous([CapacityError("wal.max_size"), StoreFailedError("sync failed")])
     assert outcomes == ["duplicate", "full", "stored", "unavailable"]
     assert len(store.kept) == 1

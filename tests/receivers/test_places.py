@@ -1,4 +1,4 @@
-"""Silent and slow clients cannot keep others out: not with calls, streams or bodies, nor from several addresses."""
+"""Silent and slow clients cannot exclude others: not with calls, streams or bodies, nor from several addresses."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def no_patience(monkeypatch):
 
 
 async def held(room, network, stack, waits=True):
-    """Take a place and be waited for; None if there is none."""
+    """Take a place and wait; return None if there is none."""
     place = stack.enter_context(room.take(network))
     if place is not None and waits:
         timer = asyncio.timeout(60)
@@ -43,7 +43,7 @@ async def held(room, network, stack, waits=True):
     return place
 
 
-def test_the_slowest_loses_its_place():
+def test_the_slowest_client_loses_its_place():
     async def go():
         room = Places(4)
         with contextlib.ExitStack() as stack:
@@ -61,7 +61,7 @@ def test_the_slowest_loses_its_place():
         asyncio.run(go())
 
 
-def test_an_address_at_its_limit_takes_from_itself():
+def test_an_address_at_its_limit_replaces_its_own_place():
     async def go():
         room = Places(8)
         with contextlib.ExitStack() as stack:
@@ -97,7 +97,7 @@ def test_a_client_that_is_not_waited_for_keeps_its_place():
         ("unix:/run/x.sock", "unix:/run/x.sock"),
     ],
 )
-def test_networks_of_peers(peer, network):
+def test_networks_are_derived_from_peers(peer, network):
     assert network_of(address_of_peer(peer)) == network
 
 
@@ -122,21 +122,21 @@ def export(port):
         return channel.unary_unary(EXPORT)(log_request(), timeout=20)
 
 
-def test_calls_without_a_body_do_not_keep_a_client_out():
-    """More silent calls than places; before, every further call was refused for the time-out of a body."""
+def test_calls_without_a_body_do_not_exclude_a_client():
+    """There are more silent calls than places; every further call used to wait for the timeout of a body."""
     with OtlpGrpcReceiver(FakeStore(), SETTINGS) as receiver, silent_calls(receiver.port, EXPORT, 10, 2):
         for _ in range(3):
             assert export(receiver.port) == b""
 
 
-def test_empty_streams_do_not_keep_a_client_out():
+def test_empty_streams_do_not_exclude_a_client():
     """The stream that has been silent the longest ends; the new one is served."""
     method = SIGNALS["logs"].service
     with (
         OtapGrpcReceiver(FakeStore(), SETTINGS, otap=OtapSettings(streams_max=8)) as receiver,
         silent_calls(receiver.port, method, 10, 2) as ended,
     ):
-        assert ended.acquire(timeout=10)  # an earlier one made space
+        assert ended.acquire(timeout=10)  # an earlier one freed its place
         with grpc.insecure_channel(f"127.0.0.1:{receiver.port}", options=OWN_CONNECTION) as channel:
             call = channel.stream_stream(method)(iter([b"\xff"]), timeout=20)
             with pytest.raises(grpc.RpcError) as error:  # it was read: not UNAVAILABLE
@@ -152,7 +152,7 @@ def test_a_connection_gets_a_share_of_the_calls():
         assert not ended.acquire(blocking=False)
 
 
-def test_slow_bodies_do_not_keep_a_client_out():
+def test_slow_bodies_do_not_exclude_a_client():
     """Each has sent one byte of its body."""
     body = log_request()
     head = f"POST /v1/logs HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {len(body)}\r\n\r\n"

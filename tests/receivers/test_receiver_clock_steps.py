@@ -38,7 +38,7 @@ def window(store: Any, directory: Path, clock: ManualClock, **how: Any) -> Itera
 
 
 @STEPS_S
-def test_while_it_is_open(tmp_path: Path, step_s: int) -> None:
+def test_an_open_window_ends_in_time_despite_clock_steps(tmp_path: Path, step_s: int) -> None:
     """A request is known for exactly the window."""
     clock = ManualClock()
     with quiver.open(tmp_path, background=False) as store, window(store, tmp_path, clock) as known:
@@ -51,7 +51,7 @@ def test_while_it_is_open(tmp_path: Path, step_s: int) -> None:
 
 
 @STEPS_S
-def test_over_a_restart_of_the_process(tmp_path: Path, step_s: int) -> None:
+def test_the_window_survives_a_restart_despite_clock_steps(tmp_path: Path, step_s: int) -> None:
     """Processes of one boot agree on the time, regardless of the wall clock."""
     clock = ManualClock()
     with quiver.open(tmp_path, background=False) as store:
@@ -66,7 +66,7 @@ def test_over_a_restart_of_the_process(tmp_path: Path, step_s: int) -> None:
 
 
 @STEPS_S
-def test_between_cores(tmp_path: Path, step_s: int) -> None:
+def test_cores_share_the_window_despite_clock_steps(tmp_path: Path, step_s: int) -> None:
     """A core that starts after the step shares its window with the others."""
     clock = ManualClock()
     with quiver.open(tmp_path, cores=2) as store, window(store.core(0), tmp_path, clock) as first:
@@ -78,7 +78,7 @@ def test_between_cores(tmp_path: Path, step_s: int) -> None:
             assert not first.begin(b"b" * 16)
 
 
-def test_a_boot_after_a_step_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_boot_with_a_step_back_requests_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests from the future are known for one more window, and do not fill the file for days."""
     clock = ManualClock()
     with quiver.open(tmp_path, background=False) as store:
@@ -97,7 +97,7 @@ def test_a_boot_after_a_step_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("step_s", "boot"), [(-DAYS_S, "one"), (DAYS_S, "one"), (-DAYS_S, "two"), (-DAYS_S, None)])
-def test_unsettled_claims_after_a_crash(
+def test_unsettled_claims_of_a_crashed_process_are_found_despite_clock_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int, boot: str | None
 ) -> None:
     """Its data are found with times from before the step and from after it."""
@@ -119,7 +119,7 @@ def test_unsettled_claims_after_a_crash(
 
 
 @STEPS_S
-def test_rows_resent_by_a_qwp_client(tmp_path: Path, step_s: int) -> None:
+def test_rows_resent_by_a_qwp_client_are_recognized_despite_clock_steps(tmp_path: Path, step_s: int) -> None:
     """Tables of a closed connection are known for exactly the window."""
     clock = ManualClock()
     settings = replace(HERE, dedupe_window_s=600)

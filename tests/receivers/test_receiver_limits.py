@@ -110,7 +110,7 @@ def test_a_connection_with_a_request_is_not_silent(store):
         assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
-def test_more_connections_than_allowed_are_closed_and_counted(store):
+def test_connections_above_the_limit_are_closed_and_counted(store):
     observer = InMemoryObserver()
     with OtlpHttpReceiver(store, replace(SETTINGS, connections_max=2), observer=observer) as receiver:
         with connected(receiver) as first, connected(receiver):
@@ -127,10 +127,10 @@ def test_more_connections_than_allowed_are_closed_and_counted(store):
                 assert post(receiver) == 200
                 break
         else:
-            pytest.fail("nobody gets in any more")
+            pytest.fail("no connection is accepted any more")
 
 
-def test_an_address_without_its_family_is_skipped_and_an_unknown_one_refused(store, monkeypatch):
+def test_an_unavailable_address_family_is_skipped_and_an_unknown_address_refused(store, monkeypatch):
     real = socket.socket
 
     def without_ipv6(family=-1, *more, **named):
@@ -150,7 +150,7 @@ def test_an_address_without_its_family_is_skipped_and_an_unknown_one_refused(sto
             OtlpHttpReceiver(store, settings).start()
 
 
-def test_many_clients_are_served_side_by_side(store):
+def test_many_clients_are_served_concurrently(store):
     body = log_request()
     request = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
     patient = replace(SETTINGS, connections_max=300, requests_waiting_max=300, head_timeout_s=60)
@@ -166,7 +166,7 @@ def test_many_clients_are_served_side_by_side(store):
             assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
-def test_bodies_that_arrive_slowly_take_a_bounded_amount_of_memory_together(store):
+def test_slow_bodies_take_a_bounded_amount_of_memory_together(store):
     limits = replace(SETTINGS, max_request_bytes=100_000, receiving_bytes_max=150_000)
     with OtlpHttpReceiver(store, limits) as receiver:
         with connected(receiver) as first, connected(receiver) as second:
@@ -219,7 +219,7 @@ def test_calls_without_a_request_are_ended_and_block_no_others(store):
         grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel,
     ):
         slow = [channel.stream_unary(EXPORT).future(nothing(), timeout=30) for _ in range(20)]
-        # There is one worker; if it waited for one of them, this request would not succeed.
+        # There is one worker; if it waited for one of the calls, this request would fail.
         assert channel.unary_unary(EXPORT)(log_request(), timeout=10) == b""
         assert {call.code() for call in slow} == {grpc.StatusCode.DEADLINE_EXCEEDED}
         never.set()
@@ -236,7 +236,7 @@ def test_a_call_without_a_request_is_an_invalid_argument(store):
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_requests_above_the_limit_are_told_to_retry(store):
+def test_requests_above_the_limit_get_a_retry_delay(store):
     store.gate = threading.Event()
     with OtlpGrpcReceiver(store, replace(SETTINGS, requests_waiting_max=1)) as receiver:
         target = f"127.0.0.1:{receiver.port}"
@@ -277,7 +277,7 @@ def test_cancelled_calls_count_until_their_request_is_released(store):
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_more_connections_than_allowed_are_closed(store):
+def test_connections_above_the_limit_are_closed(store):
     with (
         OtlpGrpcReceiver(store, replace(SETTINGS, connections_max=2)) as receiver,
         connected(receiver) as first,
@@ -310,7 +310,7 @@ def test_metadata_that_is_too_large_is_refused(store):
     assert store.kept == []
 
 
-def test_keepalive_settings_are_the_servers_options():
+def test_keepalive_settings_are_options_of_the_grpc_server():
     keepalive = KeepaliveSettings(max_connection_age_s=0.0005, max_connection_age_grace_s=1e9, ping_interval_s=30)
     options = dict(server_options(replace(SETTINGS, keepalive=keepalive, connections_max=7)))
     assert options["grpc.max_connection_age_ms"] == 1
@@ -322,7 +322,7 @@ def test_keepalive_settings_are_the_servers_options():
         KeepaliveSettings(ping_timeout_s=0)
 
 
-def test_a_connection_that_is_old_is_replaced_and_no_request_fails(store):
+def test_an_old_connection_is_replaced_and_no_request_fails(store):
     young = replace(SETTINGS, keepalive=KeepaliveSettings(max_connection_age_s=0.1))
     with OtlpGrpcReceiver(store, young) as receiver, grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
         started = time.monotonic()

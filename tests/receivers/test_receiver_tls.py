@@ -1,6 +1,6 @@
 """
-OpenTelemetry SDKs over TLS: accepted with the right certificates and credentials, rejected otherwise, before and after
-the files are replaced.
+OpenTelemetry SDKs over TLS are accepted with the right certificates and credentials, and rejected otherwise, before and
+after the files are replaced.
 """
 
 import contextlib

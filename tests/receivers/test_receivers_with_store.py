@@ -57,7 +57,7 @@ def test_a_request_sent_again_after_a_restart_is_stored_once(tmp_path):
     assert stored(tmp_path) == [*data, log_request("new")]
 
 
-def test_requests_that_many_clients_send_twice_are_stored_once(tmp_path):
+def test_requests_repeated_by_many_clients_are_stored_once(tmp_path):
     data = [log_request(str(number)) for number in range(100)]
     with quiver.open(str(tmp_path)) as store:
         intake = OtlpIntake(store, SETTINGS)

@@ -63,7 +63,7 @@ def test_cores_share_the_window(tmp_path: Path) -> None:
     assert bundles(tmp_path) == 2
 
 
-def test_another_number_of_cores_knows_the_requests(tmp_path: Path) -> None:
+def test_another_number_of_cores_recognizes_the_requests(tmp_path: Path) -> None:
     """Including requests of a core that no longer exists."""
     with quiver.open(tmp_path, cores=3) as store:
         for core in range(3):
@@ -153,8 +153,8 @@ os.kill(os.getpid(), 9)
         ("segment_only", "logged", "stored"),
     ],
 )
-def test_a_kill(tmp_path: Path, durability: str, ack: str, expected: str) -> None:
-    """Surviving requests are known; lost ones are stored when they are repeated."""
+def test_requests_are_recognized_after_a_kill(tmp_path: Path, durability: str, ack: str, expected: str) -> None:
+    """Stored requests are recognized; lost ones are stored when they are repeated."""
     arguments = [str(tmp_path), durability, ack, log_request().hex()]
     killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     assert killed.stdout.strip() == "stored"
@@ -163,7 +163,7 @@ def test_a_kill(tmp_path: Path, durability: str, ack: str, expected: str) -> Non
     assert bundles(tmp_path) == 1
 
 
-def test_a_restart_without_a_log(tmp_path: Path) -> None:
+def test_without_a_log_requests_are_recognized_after_a_restart(tmp_path: Path) -> None:
     """Without the log, only the window has them."""
     with quiver.open(tmp_path, WITHOUT_LOG) as store:
         assert outcome(store) == "stored"
@@ -171,8 +171,8 @@ def test_a_restart_without_a_log(tmp_path: Path) -> None:
         assert outcome(store) == "duplicate"
 
 
-def test_a_restart_after_the_data_were_removed(tmp_path: Path) -> None:
-    """Delivered, deleted, and purged from the log: within the window they are still known."""
+def test_requests_are_recognized_after_their_data_were_removed(tmp_path: Path) -> None:
+    """The data were delivered, deleted, and purged from the log: within the window the requests are still known."""
     settings = quiver.Settings(
         segment_bytes_max=4096, wal_rotate_bytes=4096, wal_bytes_max=16384, wal_files_max=4, delete_grace_s=0.0
     )
@@ -194,8 +194,10 @@ def test_a_restart_after_the_data_were_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["wal", "segment_only"])
-def test_a_power_loss_that_removes_rows(tmp_path: Path, durability: str) -> None:
-    """Requests that are in the data but no longer in the file are found when a receiver starts."""
+def test_requests_that_a_power_loss_removed_from_the_file_are_found_in_the_data(
+    tmp_path: Path, durability: str
+) -> None:
+    """They are found when a receiver starts."""
     settings = quiver.Settings(durability=durability)  # type: ignore[arg-type]
     with quiver.open(tmp_path, settings) as store:
         for number in range(5):
@@ -207,7 +209,7 @@ def test_a_power_loss_that_removes_rows(tmp_path: Path, durability: str) -> None
         assert {outcome(store, log_request(str(number))) for number in range(5)} == {"duplicate"}
 
 
-def test_the_window_ends(tmp_path: Path) -> None:
+def test_requests_are_known_until_the_window_ends(tmp_path: Path) -> None:
     """By the monotonic clock, from the time of storage; expired entries are removed."""
     clock = ManualClock()
     with quiver.open(tmp_path, background=False) as store, window(store, tmp_path, clock=clock) as known:
@@ -250,7 +252,7 @@ def test_a_full_window_refuses_rather_than_forgets(tmp_path: Path) -> None:
         assert known.begin(b"a" * 16)
 
 
-def test_several_receivers_of_one_store_share_it(tmp_path: Path) -> None:
+def test_several_receivers_of_one_store_share_the_window(tmp_path: Path) -> None:
     """Each has its own window length."""
     with quiver.open(tmp_path) as store, window(store, tmp_path) as one, window(store, tmp_path, window_s=1.0) as other:
         assert one.begin(b"a" * 16)
@@ -290,7 +292,7 @@ def test_a_damaged_file_is_quarantined(tmp_path: Path) -> None:
                 pass
 
 
-def test_a_newer_version_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     """It is not changed."""
     with quiver.open(tmp_path) as store:
         assert outcome(store) == "stored"
@@ -329,7 +331,7 @@ def test_an_unusable_window_refuses_requests(tmp_path: Path) -> None:
     assert bundles(tmp_path) == 0
 
 
-def test_durable_requests_are_recorded(tmp_path: Path) -> None:
+def test_durable_requests_are_recorded_as_durable(tmp_path: Path) -> None:
     """Then other cores confirm it, too."""
     with quiver.open(tmp_path, cores=2, background=False) as store:
         first, second = OtlpIntake(store.core(0), LOGGED), OtlpIntake(store.core(1), SETTINGS, clock=ManualClock())

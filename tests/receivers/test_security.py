@@ -30,7 +30,7 @@ AUTH = AuthSettings(tokens=("t0ken",))
 
 
 class Events(InMemoryObserver):
-    """Records events, too."""
+    """Records events in addition to metrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def test_auth_without_a_credential_is_refused(tmp_path, events):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_credential_files_of_any_editor_are_read(tmp_path, events, mark, end):
+def test_credential_files_of_any_editor_are_accepted(tmp_path, events, mark, end):
     """A byte order mark is not part of the first name; everything after the colon is the password."""
     users = ["ada:first", "", "  bob : p w  ", "cy:a\u2028b\x0bc", "di:x:y\u00a0"]
     (tmp_path / "users").write_bytes((mark + end.join(users)).encode())
@@ -179,8 +179,8 @@ def test_a_blank_password_is_refused(tmp_path, events):
         Authenticator(AuthSettings(user_file=str(tmp_path / "users")), events)
 
 
-def test_a_user_has_one_password(tmp_path, events):
-    """A second line for a user is refused, as is one in the settings; a later invalid file changes nothing."""
+def test_a_second_password_for_a_user_is_refused(tmp_path, events):
+    """In a second line of the file, or in the settings; an invalid file changes nothing later."""
     users = tmp_path / "users"
     users.write_text("ada:old\nbob:x\nada :new\n")
     with pytest.raises(SettingsError, match="the user ada is repeated") as caught:

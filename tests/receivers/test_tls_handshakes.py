@@ -1,6 +1,6 @@
-"""
-All our receivers and exporters, and real handshakes between them, with each kind of invalid certificate: nothing is
-sent or stored then, and clients with valid ones are served.
+"""Real handshakes between all our receivers and exporters, with each kind of invalid certificate.
+
+Then nothing is sent or stored, and clients with valid certificates are served.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def stored(store) -> int:
 
 @pytest.mark.parametrize("protocol", EXPORTERS)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_exporters_and_receivers(tmp_path, made, protocol, wrong):
+def test_an_exporter_needs_valid_certificates_to_reach_a_receiver(tmp_path, made, protocol, wrong):
     """The client keeps a request while one certificate is invalid, and sends it once all are valid."""
     files = WRONG[wrong](made, made.right())
     settings = OtlpSettings(listening_addr="127.0.0.1:0", security=security(files))
@@ -127,7 +127,7 @@ def test_exporters_and_receivers(tmp_path, made, protocol, wrong):
 
 
 @pytest.mark.parametrize("protocol", EXPORTERS)
-def test_plain_text_and_tls_do_not_meet(tmp_path, made, protocol):
+def test_plain_text_and_tls_do_not_connect(tmp_path, made, protocol):
     """An exporter without TLS at a port with it, and vice versa: nothing is confirmed."""
     right = made.right()
     with quiver.open(tmp_path / "buffer", background=False) as store:
@@ -157,8 +157,8 @@ def is_taken(port: int, files: Files) -> bool:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_clients_of_qwp(tmp_path, made, wrong):
-    """As for the others, with client certificates."""
+def test_a_qwp_client_needs_valid_certificates(tmp_path, made, wrong):
+    """As for OTLP and OTAP, with client certificates."""
     files = WRONG[wrong](made, made.right())
     with quiver.open(tmp_path / "buffer", background=False) as store:
         settings = QwpSettings(listening_addr="127.0.0.1:0", security=security(files))
@@ -170,9 +170,9 @@ def test_clients_of_qwp(tmp_path, made, wrong):
 
 
 @pytest.mark.parametrize("wrong", [*OF_SERVERS, None])
-def test_our_sender_of_qwp(tmp_path, made, wrong):
+def test_our_qwp_sender_accepts_only_a_valid_server_certificate(tmp_path, made, wrong):
     """
-    It presents no certificate, and accepts only a server whose certificate its roots have signed, for this host and
+    It presents no certificate, and accepts only a server whose certificate is signed by its roots, for this host and
     day.
     """
     right = replace(made.right(), client_ca=None, client=None)

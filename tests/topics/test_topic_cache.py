@@ -13,7 +13,7 @@ SIZES = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 400)), max_size=60
 
 @given(SIZES, st.sampled_from([1, 2, 3, 16, 17, 50]), st.sampled_from([1, 10, 100, 1000, 100_000]), st.integers(0, 9))
 def test_the_cache_contains_the_newest_messages(sizes, count_max, bytes_max, first_offset):
-    """It equals the end of a list, up to the limits less one block; the newest message stays, whatever its size."""
+    """It equals the end of a list, up to the limits less one block; the newest message stays, however large it is."""
     cache = MessageCache(count_max=count_max, bytes_max=bytes_max, first_offset=first_offset)
     every: list[bytes] = []
     for number, size in enumerate(sizes):

@@ -23,7 +23,7 @@ RECORDS = bytes.fromhex("0801120a0a0137101e1a030102031a0168")
 STATUS = bytes.fromhex("0807100e1a0466756c6c")
 
 
-def test_golden_records():
+def test_records_have_golden_bytes():
     records = ArrowRecords(1, (ArrowPayload("7", 30, b"\1\2\3"),), b"h")
     assert encode_records(1, records.payloads, b"h") == RECORDS
     assert decode_records(RECORDS) == records
@@ -34,7 +34,7 @@ def test_checklist_2_batch_id_0_has_no_bytes():
     assert decode_records(b"") == ArrowRecords(0, ())
 
 
-def test_golden_status():
+def test_a_status_has_golden_bytes():
     status = BatchStatus(7, StatusCode.UNAVAILABLE, "full")
     assert encode_status(status) == STATUS
     assert decode_status(STATUS) == status

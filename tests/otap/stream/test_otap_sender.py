@@ -1,4 +1,4 @@
-"""Confirmed data have arrived, whatever happens to streams."""
+"""Confirmed data have arrived, even if streams fail."""
 
 import threading
 from collections.abc import Callable
@@ -194,7 +194,7 @@ def test_requests_that_tables_cannot_represent_are_sent_as_otlp(sender, store):
     assert store.kept[0].slots == (60,)
 
 
-def test_the_reply_counts_left_out_data(sender, store):
+def test_the_reply_counts_data_that_were_left_out(sender, store):
     request = REQUESTS["logs"]()
     request.resource_logs.add(schema_url="no records")
     full = request.resource_logs.add()
@@ -208,7 +208,7 @@ def test_the_reply_counts_left_out_data(sender, store):
 
 
 @pytest.mark.parametrize(("wanted", "left_out"), [(False, {"metric_metadata": 2}), (True, {})])
-def test_the_reply_counts_left_out_metadata_of_metrics(receiver, wanted, left_out):
+def test_the_reply_counts_metadata_of_metrics_that_were_left_out(receiver, wanted, left_out):
     request = REQUESTS["metrics"]()
     metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m")
     metric.gauge.data_points.add(as_int=1)
@@ -239,8 +239,8 @@ def test_a_record_too_large_for_a_message_is_sent_as_otlp(receiver, store):
     assert store.kept[0].slots == (60,)
 
 
-def test_of_several_sets_of_tables_none_is_sent_when_one_does_not_fit(receiver, store, monkeypatch):
-    """The request is sent as OTLP, once; the stream is still usable."""
+def test_a_request_is_sent_as_otlp_if_any_of_its_tables_does_not_fit(receiver, store, monkeypatch):
+    """It is sent once, none of its tables is sent, and the stream is still usable."""
     monkeypatch.setattr("quiver.otap.tables.from_otlp.ROOT_ROWS_MAX", 2)
     monkeypatch.setattr("quiver.otap.tables.columnar_payloads.ROOT_ROWS_MAX", 2)
     sender = sender_to(receiver.port, OtapSenderSettings(payload_compression="none", message_bytes_max=65_536))
@@ -281,10 +281,10 @@ def test_settings_out_of_range_are_refused(wrong):
         OtapSenderSettings(**wrong)
 
 
-# -- a far side that behaves otherwise ----------------------------------------------------------------------
+# -- servers that behave differently ------------------------------------------------------------------------
 
 
-class OddReceiver:
+class ScriptedReceiver:
     """An OTAP server with scripted streams, *serve*; it keeps unary OTLP requests."""
 
     def __init__(self, serve: Callable[[Any, Any], Any], bytes_max: int = 4 * 1024 * 1024) -> None:
@@ -335,7 +335,7 @@ def test_statuses_are_classified(code, outcome):
         for batch_id in ids_of(messages):
             yield encode_status(BatchStatus(batch_id, code, "why"))
 
-    with OddReceiver(serve) as odd:
+    with ScriptedReceiver(serve) as odd:
         reply = odd.sender.send("logs", LOGS)
     assert (reply.outcome, reply.message) == (outcome, "why")
 
@@ -347,7 +347,7 @@ def test_unexpected_statuses_are_ignored():
             yield encode_status(BatchStatus(batch_id, StatusCode.OK))
             yield encode_status(BatchStatus(batch_id, StatusCode.UNAVAILABLE))
 
-    with OddReceiver(serve) as odd:
+    with ScriptedReceiver(serve) as odd:
         assert odd.sender.send("logs", LOGS).outcome == "confirmed"
 
 
@@ -356,18 +356,18 @@ def test_an_invalid_status_ends_the_stream_and_confirms_nothing():
         next(messages)
         yield b"\xff\xff"
 
-    with OddReceiver(serve) as odd:
+    with ScriptedReceiver(serve) as odd:
         assert odd.sender.send("logs", LOGS).outcome == "retry"
 
 
-def test_streams_without_an_answer_are_tried_a_limited_number_of_times():
+def test_streams_without_an_answer_are_retried_a_limited_number_of_times():
     opened = []
 
     def serve(messages, _context):
         opened.append(next(messages))
         return iter(())
 
-    with OddReceiver(serve) as odd:
+    with ScriptedReceiver(serve) as odd:
         reply = odd.sender.send("logs", LOGS)
     assert (reply.outcome, len(opened)) == ("retry", 3)
 
@@ -379,7 +379,7 @@ def test_a_batch_that_the_server_fails_on_is_sent_as_otlp():
         next(messages)
         context.abort(grpc.StatusCode.INTERNAL, "unknown payload type")
 
-    with OddReceiver(serve) as odd:
+    with ScriptedReceiver(serve) as odd:
         assert odd.sender.send("logs", LOGS).outcome == "confirmed"
         assert odd.requests == [LOGS]
 
@@ -401,7 +401,7 @@ def test_messages_become_smaller_after_one_was_too_large():
     scope = request.resource_logs.add().scope_logs.add()
     for _ in range(500):
         scope.log_records.add().body.string_value = generator.randbytes(500).hex()
-    with OddReceiver(serve, bytes_max=100_000) as odd:
+    with ScriptedReceiver(serve, bytes_max=100_000) as odd:
         with ThreadPoolExecutor(3) as pool:
             replies = list(pool.map(lambda _: odd.sender.send("logs", request.SerializeToString()), range(3)))
         assert {reply.outcome for reply in replies} == {"confirmed"}
@@ -419,7 +419,7 @@ def test_a_record_above_the_limit_is_refused_as_too_large():
         for _ in messages:
             yield b""
 
-    with OddReceiver(serve, bytes_max=70_000) as odd:
+    with ScriptedReceiver(serve, bytes_max=70_000) as odd:
         reply = odd.sender.send("logs", log_request(Random(1).randbytes(80_000).hex()))
         assert (reply.outcome, reply.is_too_large, reply.limit_bytes) == ("refused", True, 70_000)
 
@@ -428,7 +428,7 @@ def test_a_denied_stream_is_refused_or_retried_as_configured():
     def serve(_messages, context):
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you")
 
-    with OddReceiver(serve) as odd:
+    with ScriptedReceiver(serve) as odd:
         assert odd.sender.send("logs", LOGS).outcome == "retry"
         dropping = sender_to(odd.port, denied="drop")
         assert dropping.send("logs", LOGS).outcome == "refused"
@@ -479,6 +479,6 @@ def test_streams_that_end_after_each_refused_batch_are_limited(store, monkeypatc
             yield encode_status(BatchStatus(batch_id, StatusCode.INVALID_ARGUMENT, "no"))
             return
 
-    with OddReceiver(serve) as odd:
+    with ScriptedReceiver(serve) as odd:
         reply = odd.sender.send("logs", b"x")
     assert (reply.outcome, reply.reason, len(opened)) == ("refused", "INVALID_ARGUMENT", 5)

@@ -80,7 +80,7 @@ def test_checklist_18_required_columns_have_no_null():
             assert field.nullable or column.null_count == 0
 
 
-def test_checklist_18_a_body_is_never_null_beside_others():
+def test_checklist_18_a_body_is_never_null_if_others_are_set():
     request = REQUESTS["logs"]()
     records = request.resource_logs.add().scope_logs.add().log_records
     records.add(body=AnyValue(string_value="x"))
@@ -102,7 +102,7 @@ def test_checklist_18_each_pair_of_resource_and_scope_has_an_id():
 
 
 @pytest.mark.parametrize("compression", ["zstd", "none"])
-def test_payload_compression(compression):
+def test_payloads_are_compressed_as_configured(compression):
     line = Line("logs", payload_compression=compression)
     line.send(tables(*("x" * 500 + str(number) for number in range(50))))
     assert (len(line.messages[0]) < 12_000) == (compression == "zstd")
@@ -206,7 +206,7 @@ def test_metadata_of_metrics_is_not_sent_by_default():
         assert (26 in StreamDecoder("metrics").try_decode(batch.message).tables) == told
 
 
-# -- what a receiver takes and refuses --------------------------------------------------------------------
+# -- accepted and refused messages ------------------------------------------------------------------------
 
 
 def wire(payload: int, batch: pa.RecordBatch, *, schema_id: str = "1", codec: str | None = None) -> bytes:
@@ -248,7 +248,7 @@ def test_checklist_20_a_truncated_message_is_refused():
     data = bytes_of(CASES["logs_headers"]["otap"][0])
     for end in range(len(data)):
         cut = StreamDecoder("logs").try_decode(data[:end])
-        # Cut behind a field of the outer message it is a shorter message, and says so by what is missing.
+        # Truncated after a field of the outer message, it is a valid shorter message, refused for the missing fields.
         assert isinstance(cut, Damage) or set(cut.tables) < {1, 30, 31} or not cut.headers
 
 
@@ -315,7 +315,7 @@ def test_an_id_that_changes_its_type_is_refused():
         ({"dictionaries_bytes_max": 100}, "the dictionaries of the stream take"),
     ],
 )
-def test_limits_of_a_stream(limits, reason):
+def test_limits_of_a_stream_are_enforced(limits, reason):
     (batch,) = StreamEncoder("logs").encode(tables(*map(str, range(300))))
     refused = StreamDecoder("logs", StreamLimits(**limits)).try_decode(batch.message)
     assert isinstance(refused, Damage)

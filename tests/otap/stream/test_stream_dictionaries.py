@@ -65,7 +65,7 @@ def test_a_long_value_in_many_rows_stays_in_a_dictionary():
     assert known.validated(batch([99] * 10, values)).equals(batch([99] * 10, values))
 
 
-def test_plain_columns_inside_structs():
+def test_plain_columns_inside_structs_stay_plain():
     many = pa.array([str(number) for number in range(100)])
     struct = pa.StructArray.from_arrays([batch(range(100), many).column(0)], ["text"])
     validated = StreamDictionaries().validated(pa.RecordBatch.from_arrays([struct], names=["origin"]))
@@ -114,7 +114,7 @@ def test_added_and_replaced_values_are_validated():
         known.validated(batch([0], broken_text(1000)))
 
 
-def test_columns_inside_structs():
+def test_dictionaries_inside_structs_keep_only_used_values():
     inner = batch([700, 1, 700], pa.array([str(number) for number in range(1000)])).column(0)
     struct = pa.StructArray.from_arrays(
         [inner, pa.array([1, 2, 3])], ["text", "number"], mask=pa.array([False, True, False])

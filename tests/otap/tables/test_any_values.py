@@ -74,10 +74,10 @@ def test_optional_fields_are_decoded():
         b"\x18\x01\x18\x01",  # one arm twice
         b"\x0a\x05a",  # past the end
         b"\x0a\x80\x80\x80\x01" + b"a",  # a length of four bytes
-        b"\x18",  # nothing behind the tag
+        b"\x18",  # nothing after the tag
         b"\x18" + b"\xff" * 10 + b"\x01",  # a number of eleven bytes
         b"\x18\xff",  # a number without an end
-        b"\x10\x81\x00",  # a truth of two bytes
+        b"\x10\x81\x00",  # a boolean of two bytes
         b"\x21\0\0\0\0\0\0\0",  # seven bytes of a double
         b"\x40\x01",  # a field that is not known here
         b"\x0a\x01\xff",  # not UTF-8
@@ -122,7 +122,7 @@ def test_flipped_bytes_need_the_fallback_or_decode_like_protobuf():
             pair = KeyValue.FromString(bytes(data))
         except DecodeError:
             arm = found[1][0]
-            assert arm in {"array_value", "kvlist_value"}  # bytes until somebody takes them apart
+            assert arm in {"array_value", "kvlist_value"}  # opaque bytes until they are decoded
             continue
         if repr(expected(pair.value)) != repr(found[1]):
             assert found[1][0] in {"array_value", "kvlist_value"}

@@ -38,7 +38,7 @@ def check(data: bytes, signal: str) -> None:
         assert batch.schema.equals(expected[payload].schema, check_metadata=True)
         assert repr(batch.to_pydict()) == repr(
             expected[payload].to_pydict()
-        )  # NaN is equal to itself so, -0.0 not to 0.0
+        )  # by this comparison NaN equals itself, and -0.0 differs from 0.0
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if pa.types.is_dictionary(column.type):
                 assert column.dictionary.equals(expected[payload].column(name).dictionary)

@@ -41,7 +41,7 @@ def test_checklist_17_sample_requests_round_trip(path):
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if case["producer"] == "go"], ids=lambda c: c["name"])
 def test_checklist_17_data_that_recorded_producers_lose_are_kept(case):
-    """Zero sums, metadata and empty bytes, also over one stream."""
+    """Zero sums, metadata and empty bytes are kept, also over one stream."""
     line = Line(case["signal"])
     for name in case["otlp"][:2]:
         both_ways(parsed(bytes_of(name), case["signal"]), line)
@@ -105,7 +105,7 @@ def nested(depth: int, *, maps: bool) -> AnyValue:
     return value
 
 
-def test_checklist_13_every_kind_as_body_and_as_attribute():
+def test_checklist_13_every_kind_round_trips_as_body_and_as_attribute():
     plain = [
         AnyValue(), AnyValue(string_value=""), AnyValue(string_value="é"), AnyValue(int_value=0),
         AnyValue(int_value=-(2**63)), AnyValue(double_value=-0.0), AnyValue(double_value=math.nan),
@@ -214,7 +214,7 @@ def test_every_prefix_of_a_request_is_refused_or_valid(signal):
         assert isinstance(made, Converted) or made.reason
 
 
-# -- tables of others -------------------------------------------------------------------------------------
+# -- tables of other programs -----------------------------------------------------------------------------
 
 
 def simple_logs(**columns):

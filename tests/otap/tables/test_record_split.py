@@ -104,7 +104,7 @@ def test_a_large_request_fills_its_parts(view):
 
 
 def test_unknown_fields_are_kept():
-    """Around records and inside them, in every part that they belong to."""
+    """Unknown fields around records and inside them are in every part that they belong to."""
     unknown = b"\xfa\x01\x03abc"  # field 31
     record = b"\x1a\x01x" + unknown
     scope = unknown + b"\x12" + bytes([len(record)]) + record + b"\x12" + bytes([len(record)]) + record

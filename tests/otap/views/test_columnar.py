@@ -56,7 +56,7 @@ def test_both_decoders_return_equal_rows(view, monkeypatch):
 
 
 @pytest.mark.parametrize("view", ["logs", "spans", "metrics"])
-def test_no_requests_and_empty_requests_have_no_rows_but_the_schema(view):
+def test_no_requests_and_empty_requests_give_an_empty_batch_with_the_schema(view):
     for requests in ([], [b""], [b"", b""]):
         batch, rows = columnar(requests, view)
         assert batch.num_rows == 0

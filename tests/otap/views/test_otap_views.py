@@ -40,7 +40,7 @@ def raw(data: bytes) -> pa.RecordBatch:
     return pa.record_batch([pa.array([data], pa.binary())], schema=OTLP_SCHEMA)
 
 
-# -- as a whole ---------------------------------------------------------------------------------------------
+# -- complete views -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -65,7 +65,7 @@ def test_random_requests_agree_with_the_reference(name):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_no_requests_and_empty_requests_have_no_rows_but_all_columns(name):
+def test_no_requests_and_empty_requests_give_all_columns_without_rows(name):
     for requests in ([], [b""], [b"", b""]):
         decoded = decode_requests(requests, name)
         assert decoded.batch.num_rows == 0
@@ -102,7 +102,7 @@ def test_traces_is_another_name_for_spans():
     assert decode_requests([data], "traces").batch.equals(decode_requests([data], "spans").batch)
 
 
-# -- bad requests and large ones ----------------------------------------------------------------------------
+# -- invalid and large requests -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -207,7 +207,7 @@ def test_a_batch_without_requests_is_refused():
         view(pa.record_batch([pa.array([1])], names=["data"]), "logs")
 
 
-# -- what a value means -------------------------------------------------------------------------------------
+# -- meaning of values --------------------------------------------------------------------------------------
 
 UNSET = dict.fromkeys(("string_value", "bool_value", "int_value", "double_value", "bytes_value", "json_value"))
 
@@ -337,7 +337,7 @@ def test_ids_are_hex_of_any_length_and_null_when_empty():
     assert (row["trace_id"], row["span_id"]) == ("abcd", None)
 
 
-def test_enumerations_are_names_and_unknown_numbers_digits():
+def test_enumerations_are_names_and_unknown_numbers_are_digits():
     request = ExportTraceServiceRequest()
     spans = request.resource_spans.add().scope_spans.add().spans
     spans.add(kind=2).status.code = 2
@@ -386,7 +386,7 @@ def test_absent_values_of_a_data_point_are_null_and_zeros_are_zero():
     assert batch.column("bucket_counts").to_pylist() == [None] * 3 + [[], []] + [None] * 3
 
 
-def test_temporality_and_monotony_belong_to_the_kinds_that_have_them():
+def test_temporality_and_monotonicity_are_set_only_for_kinds_that_have_them():
     request = ExportMetricsServiceRequest()
     metrics = request.resource_metrics.add().scope_metrics.add().metrics
     metrics.add().gauge.data_points.add()

@@ -66,7 +66,7 @@ def test_views_of_tables_need_no_request(case):
 
 @pytest.mark.parametrize("case", weighed("logs_dict_reset", "metrics_growing", "logs_schema_changes"))
 def test_tables_of_a_stream_have_the_rows_of_their_request(case):
-    """Sorted by others, with nulls and shared scope ids."""
+    """The tables come from other programs, with nulls and shared scope ids."""
     decoder = StreamDecoder(case["signal"])
     for name in case["otap"]:
         stored = StoredTables(decoder.try_decode(bytes_of(name)).tables, case["signal"])

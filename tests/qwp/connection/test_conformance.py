@@ -1,8 +1,7 @@
-"""
-The checklist of the QWP client document: one test for each item, named by it.
+"""One test for each item of the checklist of the QWP client document, with the item's code in its name.
 
 c: configuration · s: slot · g: segments · w: watermark · f: frames and numbers · h: handshake · d: durable
-acknowledgements · r: reconnecting · e: errors · b: backpressure and close · o: orphans · v: what can be observed.
+acknowledgements · r: reconnecting · e: errors · b: backpressure and close · o: orphans · v: observability.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def told(one: Session, answer: Any, now: float = 0.0, published: int = 99) -> li
 # ---- configuration
 
 
-def test_c1_every_key_with_its_default():
+def test_c1_every_key_has_its_documented_default():
     """All keys of the document are accepted, with these defaults."""
     plain = conf()
     assert (plain.sender_id, plain.segment_bytes, plain.durability) == ("default", 4 << 20, "memory")
@@ -148,8 +147,8 @@ def test_c1_secrets_are_not_shown():
     ("said", "value"),
     [("1", 1), ("4k", 4096), ("3M", 3 << 20), ("2G", 2 << 30), ("1T", 1 << 40), ("5kb", 5120), ("7B", 7)],
 )
-def test_c2_sizes(said, value):
-    """Integers, with K, M, G and T for powers of 1024."""
+def test_c2_sizes_are_integers_with_binary_suffixes(said, value):
+    """K, M, G and T are powers of 1024."""
     assert conf(f"init_buf_size={said};").buffer_bytes == value
     for bad in ("", "1.5M", "x", "-1", "1X", "1 M"):
         with pytest.raises(SettingsError):
@@ -183,8 +182,8 @@ def test_c3_an_unknown_key_is_refused_and_the_nearest_one_is_suggested():
         conf("sf_max_bytes=1M;sf_max_segment_bytes=1M;")
 
 
-def test_c4_durabilities():
-    """memory, flush and append are accepted, others refused."""
+def test_c4_documented_durabilities_are_accepted():
+    """They are memory, flush and append; others are refused."""
     for word in ("memory", "flush", "append"):
         assert conf(f"sf_durability={word};").durability == word
     for word in ("periodic", "", "Memory"):
@@ -192,7 +191,7 @@ def test_c4_durabilities():
             conf(f"sf_durability={word};")
 
 
-def test_c5_sender_ids():
+def test_c5_sender_ids_must_not_leave_the_directory():
     """Empty ones and path traversal are refused."""
     assert conf("sender_id=edge-1_a;").sender_id == "edge-1_a"
     for bad in ("", "a/b", "a\\b", ".."):
@@ -200,7 +199,7 @@ def test_c5_sender_ids():
             conf(f"sender_id={bad};")
 
 
-def test_c6_only_websockets_store_and_forward():
+def test_c6_only_websockets_allow_store_and_forward():
     """Other transports do not acknowledge frames."""
     for service in ("http", "tcp", "udp"):
         with pytest.raises(SettingsError, match="ws or wss"):
@@ -208,7 +207,7 @@ def test_c6_only_websockets_store_and_forward():
     assert SenderSettings.from_conf("wss::addr=h:1;").tls
 
 
-def test_c7_initial_connect_aliases():
+def test_c7_initial_connect_has_aliases():
     """on, true and sync; off and false; async."""
     said = {"on": "on", "true": "on", "sync": "on", "off": "off", "false": "off", "async": "async", "ASYNC": "async"}
     for word, meant in said.items():
@@ -218,7 +217,7 @@ def test_c7_initial_connect_aliases():
 
 
 def test_c8_without_a_directory_frames_stay_in_memory():
-    """128 MiB then, and 10 GiB on disk."""
+    """The limit is 128 MiB then, and 10 GiB on disk."""
     assert conf().sf_dir is None
     assert conf().ring.bytes_max == 128 << 20
     assert conf("sf_dir=/x;").ring.bytes_max == 10 << 30
@@ -246,7 +245,7 @@ def test_c10_the_inbox_holds_at_least_sixteen():
         conf("error_inbox_capacity=15;")
 
 
-def test_c11_policies_by_category():
+def test_c11_policies_are_set_by_category():
     """A category's key overrides the general one, which overrides the defaults; forced policies cannot change."""
     policies = conf("on_server_error=retry;on_schema_error=halt;on_parse_error=auto;on_write_error=drop;").policies
     settings = SessionSettings(policies=policies)
@@ -272,7 +271,7 @@ def test_s1_the_lock_is_held_until_close():
 
 
 def test_s2_the_refusal_names_the_holder():
-    """From the pid file, or as unknown."""
+    """Its process id comes from the pid file, or is unknown."""
     fs = CrashFileSystem()
     slot_on(fs)
     with pytest.raises(DirectoryInUseError, match=str(os.getpid())):
@@ -284,14 +283,14 @@ def test_s2_the_refusal_names_the_holder():
 
 
 def test_s3_the_pid_file_is_written_on_every_acquire():
-    """The number and a newline, replacing any content."""
+    """It contains the process id and a newline, and replaces any content."""
     fs = CrashFileSystem()
     put(fs, ".lock.pid", b"999999999999\n")
     slot_on(fs)
     assert read(fs, ".lock.pid") == f"{os.getpid()}\n".encode()
 
 
-def test_s4_both_lock_files_stay():
+def test_s4_both_lock_files_are_kept():
     """After a close with everything confirmed, only these files remain."""
     fs = CrashFileSystem()
     slot_on(fs).close()
@@ -317,7 +316,7 @@ def test_s6_the_directory_is_never_deleted():
     assert fs.exists(DIRECTORY)
 
 
-def test_s7_a_failed_mark_keeps_drainers_away_and_stays():
+def test_s7_a_failed_mark_stops_drainers_until_it_is_removed():
     """The owner itself may open the slot; only an operator removes the mark."""
     fs = CrashFileSystem()
     put(fs, ".failed", b"because")
@@ -333,7 +332,7 @@ def test_s7_a_failed_mark_keeps_drainers_away_and_stays():
 # ---- segments
 
 
-def test_g1_header_bytes():
+def test_g1_a_header_has_the_documented_bytes():
     """Magic, version, flags, zeros, base, time."""
     header = encode_segment_header(SegmentHeader(0x0102030405060708, -1))
     assert header == b"SF01\x01\x00\x00\x00" + bytes(range(8, 0, -1)) + b"\xff" * 8
@@ -370,7 +369,7 @@ def test_g3_blocks_are_reserved_and_a_full_disk_is_backpressure(tmp_path):
 
 
 def test_g4_frames_follow_the_header_without_gaps():
-    """From offset 24."""
+    """The first frame starts at offset 24."""
     fs = CrashFileSystem()
     slot = slot_on(fs)
     for number in range(3):
@@ -421,7 +420,7 @@ def test_g7_unpublished_frames_are_not_read():
 
 
 def test_g8_a_kill_leaves_a_prefix():
-    """At every byte of the last frame."""
+    """Truncated at every byte of the last frame, the segment has all earlier frames."""
     whole = segment(0, payload(0), payload(1))
     end = 24 + 2 * (8 + len(payload(0)))
     for cut in range(24 + 8 + len(payload(0)), end):
@@ -472,7 +471,7 @@ def test_g11_a_torn_tail_is_counted():
         assert observer.total("quiver.qwp.torn_tails_total") == torn
 
 
-def test_g12_a_gap_refuses_to_start():
+def test_g12_a_gap_prevents_opening():
     """No frame may be missing between segments."""
     fs = CrashFileSystem()
     put(fs, "sf-0000000000000000.sfa", segment(0, payload(0)))
@@ -494,7 +493,7 @@ def test_g13_the_highest_base_is_active():
 # ---- the watermark
 
 
-def test_w1_sixteen_bytes():
+def test_w1_the_watermark_has_sixteen_bytes():
     """Magic, zeros, number."""
     assert encode_watermark(5) == b"AKW1" + bytes(4) + b"\5" + bytes(7)
 
@@ -509,7 +508,7 @@ def test_w2_without_a_watermark_nothing_is_confirmed(data):
     assert slot_on(fs).ring.acked_fsn == 3
 
 
-def test_w3_the_higher_of_base_and_watermark():
+def test_w3_the_higher_of_base_and_watermark_is_used():
     """Either may be lower after a crash."""
     for watermark, acked in ((1, 3), (4, 4)):
         fs = CrashFileSystem()
@@ -526,8 +525,8 @@ def test_w4_a_watermark_above_every_frame_is_ignored():
     assert fsns(slot_on(fs)) == [4, 5]
 
 
-def test_w5_the_number_before_the_magic():
-    """Eight bytes at 8 each time; the magic once, after the first number."""
+def test_w5_the_number_is_written_before_the_magic():
+    """Each update writes eight bytes at offset 8; the magic is written once, after the first number."""
     fs = CrashFileSystem()
     slot = slot_on(fs)
     for number in range(3):
@@ -562,7 +561,7 @@ def test_w7_a_stale_watermark_is_removed_at_a_fresh_start():
     assert read(fs, ".ack-watermark") == bytes(16)
 
 
-def test_w8_a_drainer_honours_it():
+def test_w8_a_drainer_uses_the_watermark():
     """A foreign slot is opened in the same way."""
     fs = CrashFileSystem()
     put(fs, "sf-initial.sfa", segment(0, payload(0), payload(1)))
@@ -600,7 +599,7 @@ def test_f2_f4_the_wire_counts_from_zero():
     assert told(one, Ok(0)) == [Confirm(42)]
 
 
-def test_f3_one_frame_a_message_in_order():
+def test_f3_each_frame_is_one_message_in_order():
     """Messages arrive as they were appended."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};auto_flush=off;") as sender:
         for number in range(30):
@@ -657,12 +656,12 @@ def test_f8_bytes_are_replayed_unchanged(tmp_path):
 # ---- the handshake
 
 
-def test_h1_path_and_headers():
+def test_h1_the_handshake_has_the_documented_path_and_headers():
     """Version, client id, credentials; the durability header only if configured."""
     with QwpServer() as server:
         keys = "client_id=quiver/1;username=u;password=p;;w;"
         Sender.from_conf(f"ws::addr={server.address};{keys}").close()
-        server.wait_for(lambda: len(server.lives) == 1)  # its thread may be later than the client
+        server.wait_for(lambda: len(server.lives) == 1)  # its thread may be slower than the client
         headers = server.lives[0].headers
         assert headers["path"] == "/write/v4"
         assert headers["X-Qwp-Max-Version"] == "1"
@@ -674,13 +673,13 @@ def test_h1_path_and_headers():
         assert server.lives[1].headers["Authorization"] == "Bearer t"
 
 
-def test_h2_the_durability_header_is_a_literal():
-    """`true`, and nothing else."""
+def test_h2_the_requested_durability_header_is_a_literal():
+    """The value is `true`."""
     headers = request_headers(durable_ack=True, client_id=None, username=None, password=None, token=None)
     assert ("X-QWP-Request-Durable-Ack", "true") in headers
 
 
-def test_h3_a_missing_confirmation_fails_loudly():
+def test_h3_an_answer_without_the_durability_header_is_an_error():
     """A server that ignores the header would never confirm anything."""
     assert isinstance(judge_answer(101, {}, durable_ack=True), Refused)
     assert judge_answer(101, {"X-QWP-Durable-Ack": "Enabled"}, durable_ack=True) == Accepted(True, 0, 1)
@@ -699,7 +698,7 @@ def test_h4_wrong_credentials_are_final(status):
         assert server.requests == 1
 
 
-def test_h5_a_missing_version_is_one():
+def test_h5_a_missing_version_counts_as_version_1():
     """A version other than 1 is a mismatch of this server, not a final error."""
     assert judge_answer(101, {}, durable_ack=False) == Accepted(False, 0, 1)
     assert judge_answer(101, {"X-QWP-Max-Batch-Size": "77"}, durable_ack=False) == Accepted(False, 77, 1)
@@ -717,8 +716,8 @@ def test_h5_a_missing_version_is_one():
 # ---- durable acknowledgements
 
 
-def test_d1_layout():
-    """Status, tables; no sequence."""
+def test_d1_a_durable_acknowledgement_has_tables_and_no_sequence():
+    """Its layout is a status and the tables."""
     assert encode_durable_ack(DurableAck({"ab": 3})) == b"\x02\x01\x00\x02\x00ab" + b"\3" + bytes(7)
 
 
@@ -828,7 +827,7 @@ def test_r2_a_broken_connection_is_noted_before_a_round_begins():
     assert tracker.states()[1] is HostState.TRANSIENT_REJECT
 
 
-def test_r3_no_pause_within_a_round():
+def test_r3_there_is_no_pause_within_a_round():
     """Hosts that do not answer are skipped immediately: minutes of backoff would be noticed."""
     with QwpServer() as server:
         hosts = f"127.0.0.1:1,127.0.0.1:2,{server.address}"
@@ -898,7 +897,7 @@ def test_r7_each_loop_remembers_its_own_host():
     assert tracker.states() == (HostState.TRANSPORT_ERROR, HostState.HEALTHY)
 
 
-def test_r8_success_starts_the_clock_again():
+def test_r8_success_resets_the_clock():
     """Attempts and time are reset."""
     backoff = Backoff(0.1, 5.0, 10.0, Random(1))
     backoff.start(0.0)
@@ -908,7 +907,7 @@ def test_r8_success_starts_the_clock_again():
     assert (backoff.attempt, backoff.remaining_s(10.0)) == (0, 9.0)
 
 
-def test_r9_the_first_connection():
+def test_r9_initial_connect_determines_the_first_connection():
     """off: one round, then an error; on: until the time is over; async: immediately, and rows wait in the slot."""
     with pytest.raises(SenderHaltedError, match="no server answered"):
         Sender.from_conf("ws::addr=127.0.0.1:1;")
@@ -953,8 +952,8 @@ def test_r10_the_producer_continues_during_an_outage():
 # ---- errors
 
 
-def test_e1_status_bytes():
-    """Six of the document, two of newer servers, and unknown ones."""
+def test_e1_status_bytes_have_categories():
+    """Six statuses of the document, two of newer servers, and unknown ones."""
     assert {status: category_of(status) for status in (3, 5, 6, 8, 9)} == {
         3: Category.SCHEMA_MISMATCH, 5: Category.PARSE_ERROR, 6: Category.INTERNAL_ERROR, 8: Category.SECURITY_ERROR,
         9: Category.WRITE_ERROR,
@@ -963,10 +962,10 @@ def test_e1_status_bytes():
         assert category_of(status) is Category.UNKNOWN
 
 
-def test_e2_default_policies():
+def test_e2_default_policies_drop_or_halt():
     """A schema mismatch and a write error are dropped, all other answers halt."""
     default = SessionSettings()
-    answers = set(Category) - {Category.TOO_LARGE}  # which no server sends
+    answers = set(Category) - {Category.TOO_LARGE}  # no server sends it
     dropped = {category for category in answers if default.policy_of(category) is Policy.DROP}
     assert dropped == {Category.SCHEMA_MISMATCH, Category.WRITE_ERROR}
     for category in (Category.PARSE_ERROR, Category.INTERNAL_ERROR, Category.SECURITY_ERROR, Category.UNKNOWN):
@@ -1081,8 +1080,8 @@ def test_e6_without_a_handler_errors_are_logged(caplog):
 
 
 @pytest.mark.parametrize("code", [1002, 1003, 1007, 1008, 1009, 1010])
-def test_e7_final_close_codes(code):
-    """The range of unconfirmed frames, no status, no sequence, and the server's reason."""
+def test_e7_final_close_codes_halt(code):
+    """The error has the range of unconfirmed frames, no status, no sequence, and the server's reason."""
     one = session(acked=4, sent=2)
     action = one.closed(code, "because", 0.0, published_fsn=9)
     assert isinstance(action, Halt)
@@ -1092,8 +1091,8 @@ def test_e7_final_close_codes(code):
 
 
 @pytest.mark.parametrize("code", [1000, 1001, 1006, 1011, 1012, 3000, 4000])
-def test_e7_transient_close_codes(code):
-    """Reconnect, as long as frames are confirmed in between."""
+def test_e7_transient_close_codes_reconnect(code):
+    """As long as frames are confirmed in between."""
     one = session(sent=3)
     for number in range(9):
         assert isinstance(one.closed(code, "", number * 10.0, published_fsn=9), Reconnect)
@@ -1179,8 +1178,8 @@ def test_b2_an_outage_that_began_before_the_first_connection_is_counted():
             sender.close()
 
 
-def test_b3_close_waits_up_to_its_time_out(tmp_path):
-    """0 and -1 publish the buffered rows and return; a time-out logs a warning and leaves the frames."""
+def test_b3_close_waits_up_to_its_timeout(tmp_path):
+    """0 and -1 publish the buffered rows and return; a timeout logs a warning and leaves the frames."""
     for millis in (0, -1, 30):
         with QwpServer(lambda *_: None) as server:
             observer = InMemoryObserver()
@@ -1313,8 +1312,8 @@ def test_o5_a_slot_that_cannot_be_drained_is_marked(tmp_path):
 # ---- observability
 
 
-def test_v1_eleven_counters():
-    """All of them exist, and start at zero."""
+def test_v1_eleven_counters_start_at_zero():
+    """All documented counters exist."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};") as sender:
         assert sender.last_terminal_error is None
         for name in (

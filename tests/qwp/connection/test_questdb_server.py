@@ -88,7 +88,7 @@ def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         threading.Event().wait(0.02)
 
 
-class _Told(InMemoryObserver):
+class _EventRecorder(InMemoryObserver):
     """Records the reasons of events."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def _values(server: QwpServer) -> list[int]:
 def test_rows_wait_for_a_server_with_qwp(start, tmp_path):
     """404 from the real one, no server at the other address: it is reported; frames are sent once one answers."""
     port = start()
-    told = _Told()
+    told = _EventRecorder()
     with QwpServer() as server:
         server.refuse = (503, {})
         keys = (
@@ -132,7 +132,7 @@ def test_a_single_server_without_qwp_is_reported(start, tmp_path):
     """Creating a sender without async raises with the server's answer; the slot keeps its frames."""
     port = start()
     slot = f"sf_dir={tmp_path / 'sf'};"
-    told = _Told()
+    told = _EventRecorder()
     keys = f"ws::addr=127.0.0.1:{port};{slot}close_flush_timeout_millis=0;reconnect_initial_backoff_millis=10;"
     with Sender.from_conf(f"{keys}initial_connect_retry=async;", observer=told) as sender:
         sender.row("t", columns={"v": 7})

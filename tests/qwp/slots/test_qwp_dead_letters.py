@@ -65,7 +65,7 @@ def names(fs: Any) -> list[str]:
     return [name for name in fs.list_dir(SLOT) if number_of_dead_letters(name) is not None]
 
 
-# ── keeping ──────────────────────────────────────────────────────────────────────────────────────────
+# ── storing ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Counted:
@@ -95,8 +95,8 @@ class CountedFile:
         return data
 
 
-def test_an_append_reads_nothing():
-    """For any number of letters; a new process reads one file of bounded size."""
+def test_an_append_reads_no_file():
+    """However many letters exist; a new process reads one file of bounded size."""
     counted = Counted(disk())
     files = files_on(counted, 80_000)
     for number in range(200):
@@ -110,7 +110,7 @@ def test_an_append_reads_nothing():
     again.close()
 
 
-def test_the_oldest_letters_are_removed_for_the_newest_and_counted():
+def test_the_oldest_dead_letters_are_removed_for_the_newest_and_counted():
     """The total size stays below the limit."""
     fs, observer = disk(), InMemoryObserver()
     files = files_on(fs, 4000, observer)
@@ -125,8 +125,8 @@ def test_the_oldest_letters_are_removed_for_the_newest_and_counted():
     files.close()
 
 
-def test_a_large_unbounded_file_is_not_removed_for_one_letter():
-    """Only once newer letters take half of the limit."""
+def test_a_large_unbounded_file_is_not_removed_for_one_dead_letter():
+    """Only when newer letters use half of the limit."""
     fs = disk()
     old = files_on(fs, 1 << 20)
     for number in range(100):
@@ -141,7 +141,7 @@ def test_a_large_unbounded_file_is_not_removed_for_one_letter():
     files.close()
 
 
-def test_stored_letters_survive_a_crash_at_every_step():
+def test_stored_dead_letters_survive_a_crash_at_every_step():
     """For each call that returned; letters are also stored after the crash."""
     fs, kept, steps = disk(), [], 0
 
@@ -170,7 +170,7 @@ def test_stored_letters_survive_a_crash_at_every_step():
     assert numbers(fs)[0] > 0
 
 
-def test_a_disk_error_loses_no_stored_letter():
+def test_a_disk_error_loses_no_stored_dead_letter():
     """For each write or sync; a failed letter does not count as stored."""
     for operation in ("pwrite", "sync", "sync_dir", "rename", "create"):
         for nth in range(1, 12):
@@ -186,7 +186,7 @@ def test_a_disk_error_loses_no_stored_letter():
             assert set(kept) <= set(numbers(fs.clone_after_crash(0)))
 
 
-def test_a_torn_record_and_damage_hide_no_other_letter():
+def test_a_torn_record_and_damage_hide_no_other_dead_letter():
     """They are not overwritten: the next letter is stored in another file."""
     fs = disk()
     files = files_on(fs)
@@ -231,8 +231,8 @@ def test_a_large_damaged_record_is_skipped_quickly(monkeypatch):
 
 
 @pytest.mark.parametrize("searched_at_once", [3, 50, 1 << 20])
-def test_a_record_is_found_wherever_it_begins(monkeypatch, searched_at_once):
-    """At every distance from the damage, among zeros, lengths and other bytes."""
+def test_a_record_is_found_at_any_offset(monkeypatch, searched_at_once):
+    """After any distance from the damage, among zeros, lengths and other bytes."""
     monkeypatch.setattr(record_format, "_SEARCHED_AT_ONCE", searched_at_once)
     record = encode_dead_letter(letter(7, size=20))
     for filler in (b"\0", b"\x14", b"\xff", record[:28], record[4:]):
@@ -257,7 +257,7 @@ def test_files_stay_small_with_a_large_limit(monkeypatch):
     assert numbers(fs) == list(range(40))
 
 
-def test_another_file_is_damage():
+def test_a_foreign_file_is_damage():
     """It is not changed."""
     fs = disk()
     file = fs.create(PATH)
@@ -272,7 +272,7 @@ def test_another_file_is_damage():
     assert fs.read_all(PATH, size_max=100) == b"something else"
 
 
-def test_names_of_files():
+def test_dead_letter_file_names_round_trip():
     assert [dead_letters_name(number) for number in (0, 1, 12)] == [
         ".dead-letters", ".dead-letters-1", ".dead-letters-12",
     ]  # fmt: skip
@@ -289,7 +289,7 @@ def ids(fs: Any) -> dict[int, str]:
     return {one.letter.fsn: one.id for one in dead_letters_of(fs, SLOT)}
 
 
-def test_letters_are_removed_while_a_sender_runs():
+def test_dead_letters_are_removed_while_a_sender_runs():
     """It continues with the changed file."""
     fs = disk()
     files = files_on(fs)
@@ -305,7 +305,7 @@ def test_letters_are_removed_while_a_sender_runs():
     files.close()
 
 
-def test_removing_is_all_or_nothing_for_a_file():
+def test_removal_from_a_file_is_all_or_nothing():
     """A crash leaves it either unchanged or without the letters."""
     fs = disk()
     files = files_on(fs)
@@ -324,7 +324,7 @@ def test_removing_is_all_or_nothing_for_a_file():
     assert numbers(fs.clone_after_crash(0)) == [0, 3]
 
 
-def test_waiting_for_the_lock_ends():
+def test_the_wait_for_the_lock_is_limited():
     """A sender uses another file; a command reports it."""
     fs = disk()
     files = files_on(fs)
@@ -340,7 +340,7 @@ def test_waiting_for_the_lock_ends():
     files.close()
 
 
-# ── of a sender ──────────────────────────────────────────────────────────────────────────────────────
+# ── dead letters of a sender ─────────────────────────────────────────────────────────────────────────
 
 
 def message(*values: int, table: str = "t", text: str = "", deferred: bool = False) -> bytes:
@@ -366,7 +366,7 @@ def refuse_odd(life: Any, sequence: int, data: bytes) -> Any:
     return confirm(life, sequence, data)
 
 
-def test_a_sender_counts_dropped_frames_and_dropped_letters(tmp_path):
+def test_a_sender_counts_dropped_frames_and_dropped_dead_letters(tmp_path):
     """Within the configured limit; in memory no letters are stored."""
     for more in (f"sf_dir={tmp_path};quiver_dead_letters_max_bytes=400;", ""):
         observer = InMemoryObserver()
@@ -385,15 +385,15 @@ def test_a_sender_counts_dropped_frames_and_dropped_letters(tmp_path):
     assert kept == list(range(21 - 2 * len(kept), 21, 2))
 
 
-def test_settings():
-    """The limit has a default, and is refused if dead letters are off."""
+def test_the_limit_setting_has_a_default():
+    """It is refused if dead letters are off."""
     assert SenderSettings.from_conf("ws::addr=h:1;").dead_letters_bytes_max == 256 << 20
     for keys in ("quiver_dead_letters_max_bytes=0;", "quiver_dead_letters=off;quiver_dead_letters_max_bytes=1M;"):
         with pytest.raises(SettingsError, match="quiver_dead_letters_max_bytes"):
             SenderSettings.from_conf(f"ws::addr=h:1;{keys}")
 
 
-# ── sending again ────────────────────────────────────────────────────────────────────────────────────
+# ── replay ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -418,7 +418,7 @@ def settings(server: QwpServer) -> SenderSettings:
     return SenderSettings.from_conf(f"ws::addr={server.address};on_schema_error=halt;{QUICK}")
 
 
-def test_accepted_letters_are_removed(sf_dir):
+def test_accepted_dead_letters_are_removed(sf_dir):
     """In order; one of a group commits individually."""
     with QwpServer() as server:
         done = resend(settings(server), f"{sf_dir}/edge", stored(sf_dir))
@@ -428,7 +428,7 @@ def test_accepted_letters_are_removed(sf_dir):
     assert stored(sf_dir) == []
 
 
-def test_letters_that_are_refused_again_stay_with_the_new_reason(sf_dir):
+def test_dead_letters_that_are_refused_again_stay_with_the_new_reason(sf_dir):
     """Regardless of the policies; the others are removed."""
     with QwpServer(refuse_odd) as server:
         done = resend(settings(server), f"{sf_dir}/edge", stored(sf_dir))
@@ -437,7 +437,7 @@ def test_letters_that_are_refused_again_stay_with_the_new_reason(sf_dir):
 
 
 @pytest.mark.parametrize("bytes_max", [1, 2000])
-def test_a_letter_that_is_refused_again_displaces_no_other_letter(sf_dir, bytes_max):
+def test_a_dead_letter_that_is_refused_again_displaces_no_other_dead_letter(sf_dir, bytes_max):
     """Regardless of the limit in the connect string: the slot's sender may have a larger one."""
     with closing(
         DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 8000, clock=ManualClock(), observer=InMemoryObserver())
@@ -453,7 +453,7 @@ def test_a_letter_that_is_refused_again_displaces_no_other_letter(sf_dir, bytes_
     ]  # fmt: skip
 
 
-def test_large_letters_are_sent_in_pieces_or_stay(sf_dir):
+def test_large_dead_letters_are_sent_in_pieces_or_stay(sf_dir):
     """Only the row above the limit stays."""
     files = DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 1 << 20, clock=ManualClock(), observer=InMemoryObserver())
     rows = RowTable("t")
@@ -470,7 +470,7 @@ def test_large_letters_are_sent_in_pieces_or_stay(sf_dir):
     assert "the row has" in left.letter.reason
 
 
-def test_letters_stay_when_there_is_no_server_or_it_ends_it(sf_dir):
+def test_dead_letters_are_kept_when_no_server_answers_or_the_connection_ends(sf_dir):
     """Letters that were confirmed before are removed."""
     nowhere = SenderSettings.from_conf(f"ws::addr=127.0.0.1:1;{QUICK}")
     done = resend(nowhere, f"{sf_dir}/edge", stored(sf_dir))
@@ -482,7 +482,7 @@ def test_letters_stay_when_there_is_no_server_or_it_ends_it(sf_dir):
     assert [one.letter.fsn for one in stored(sf_dir)] == [2, 3, 4, 5]
 
 
-def test_letters_are_resent_in_batches(sf_dir, monkeypatch):
+def test_dead_letters_are_resent_in_batches(sf_dir, monkeypatch):
     """This bounds the memory."""
     monkeypatch.setattr("quiver.qwp.slots.resending._BATCH_BYTES", 150)
     with QwpServer() as server:
@@ -501,7 +501,7 @@ def run(sf_dir: Any, *arguments: Any, code: int = 0) -> Any:
     return json.loads(found.stdout) if "--json" in arguments else found.output
 
 
-def test_list_and_show(sf_dir):
+def test_list_and_show_print_dead_letters(sf_dir):
     """By letter, frame and table."""
     listed = run(sf_dir, "list", "--json")
     assert [(one["frame"], one["tables"]) for one in listed] == [(n, {"tu"[n % 2]: 2}) for n in range(6)]
@@ -559,7 +559,7 @@ def test_export_writes_parquet(sf_dir):
     assert len(stored(sf_dir)) == 7
 
 
-def test_clear_removes_the_named_letters_or_all(sf_dir):
+def test_clear_removes_the_named_dead_letters_or_all(sf_dir):
     """Damage is removed only with all of them."""
     assert run(sf_dir, "clear", 0, 1, "--json") == {"removed": 2}
     assert run(sf_dir, "clear", "--table", "u", "--json") == {"removed": 2}

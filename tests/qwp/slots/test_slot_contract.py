@@ -1,4 +1,4 @@
-"""A slot satisfies the contract of every append log."""
+"""A slot fulfills the contract of all append logs."""
 
 from __future__ import annotations
 

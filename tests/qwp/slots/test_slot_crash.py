@@ -1,4 +1,4 @@
-"""The life of a slot, including confirmations and trims, crashed at every step and compared with a simple model."""
+"""A slot with confirmations and trims is crashed at every step and compared with a simple model."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def _life(fs: CrashFileSystem, promises: dict[str, int]) -> None:
         promises["synced"] = number
 
 
-def test_nothing_synced_and_unconfirmed_is_lost_at_any_step():
+def test_no_step_loses_synced_unconfirmed_frames():
     """
-    At any step of a power loss or a kill: the slot opens, frames are intact, in order and without a gap, all guaranteed
-    and unconfirmed frames are among them, and new numbers follow them.
+    After a power loss or a kill at any step the slot opens; frames are intact, in order and without a gap; all
+    guaranteed and unconfirmed frames are among them, and new numbers follow them.
     """
     fs = CrashFileSystem()
     promises = {"appended": 0, "synced": 0, "confirming": -1, "confirmed": -1, "closing": 0}
@@ -148,8 +148,8 @@ def test_a_drained_slot_leaves_only_its_locks():
 
 def test_an_old_watermark_is_never_used_later():
     """
-    A crash between the removal of segments and that of the watermark, followed by a new life: once new frames reach its
-    number, it would hide them all.
+    A crash between the removal of segments and that of the watermark, and then new frames: once they reach its number,
+    it would hide them all.
     """
     fs = CrashFileSystem()
     _write(fs, ".ack-watermark", encode_watermark(5))
@@ -346,7 +346,7 @@ def test_a_frame_that_never_fits_is_refused_up_front():
         slot.ring.append(b"x")
 
 
-def test_memory_is_the_same_ring():
+def test_a_slot_in_memory_works_like_one_on_disk():
     """Append, read, confirm, trim and the limit, without a disk."""
     slot = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=InMemoryObserver())
     ring = slot.ring

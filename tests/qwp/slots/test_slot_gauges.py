@@ -33,7 +33,7 @@ def ring(clock: ManualClock, **more: Any) -> Ring:
     return Ring(settings, MemorySegments(), clock=clock, observer=InMemoryObserver(), **more)
 
 
-def test_bytes_and_age_of_unconfirmed_frames():
+def test_gauges_have_the_bytes_and_age_of_unconfirmed_frames():
     """The size of frames without their heads; nothing if all are confirmed."""
     clock = ManualClock()
     one = ring(clock)
@@ -57,7 +57,7 @@ def test_bytes_and_age_of_unconfirmed_frames():
 
 
 def test_times_are_kept_in_bounded_memory():
-    """Less precise for longer spans, and never later than the real time."""
+    """Longer spans are less precise, and times are never later than the real ones."""
     times = AppendTimes()
     for fsn in range(100_000):
         times.add(fsn, fsn * 2_000_000, is_oldest=fsn == 0)
@@ -72,8 +72,8 @@ def test_times_are_kept_in_bounded_memory():
     assert AppendTimes().time_of(3) is None
 
 
-def test_gauges_of_a_senders_slots(tmp_path):
-    """Of its own slot and adopted ones, by name; also after a restart."""
+def test_gauges_cover_all_slots_of_a_sender(tmp_path):
+    """Its own slot and orphans that it drains, by name; also after a restart."""
     for name in ("left", "own"):
         with Sender.from_conf(f"{OFFLINE}sf_dir={tmp_path};sender_id={name};") as sender:
             sender.row("t", columns={"v": 1}, at=1)
@@ -115,7 +115,7 @@ def test_a_sender_reports_its_connection(tmp_path):
         assert (figures["backlog_frames"], figures["backlog_bytes"], figures["oldest_unconfirmed_s"]) == (0, 0, 0.0)
 
 
-class Told(InMemoryObserver):
+class EventRecorder(InMemoryObserver):
     """Records the reasons of events."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Told(InMemoryObserver):
             self.reasons.append(str(attributes["reason"]))
 
 
-def loop_on(slot: Any, keys: str, tracker: HostTracker, observer: Told) -> WireLoop:
+def loop_on(slot: Any, keys: str, tracker: HostTracker, observer: EventRecorder) -> WireLoop:
     return WireLoop(
         slot,
         SenderSettings.from_conf(f"ws::addr=127.0.0.1:1;reconnect_max_duration_millis=100;{keys}"),
@@ -143,7 +143,7 @@ def loop_on(slot: Any, keys: str, tracker: HostTracker, observer: Told) -> WireL
 
 def test_a_loop_without_an_untried_host_reports_the_reason_of_others(tmp_path):
     """A drainer shares the host states with its sender."""
-    tracker, told = HostTracker(1), Told()
+    tracker, told = HostTracker(1), EventRecorder()
     first = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=told)
     first.ring.append(b"QWP1")
     one = loop_on(first, "", tracker, told)
@@ -163,9 +163,9 @@ def test_a_loop_without_an_untried_host_reports_the_reason_of_others(tmp_path):
         slot.close()
 
 
-def test_a_connection_that_ends_is_the_reason_until_a_host_is_tried(tmp_path):
-    """Two hosts, both already tried in this round."""
-    told = Told()
+def test_a_lost_connection_is_the_reason_until_a_host_is_tried(tmp_path):
+    """There are two hosts, both already tried in this round."""
+    told = EventRecorder()
     with QwpServer(lambda *_: Close(1011, "restarting")) as server:
         keys = (
             f"ws::addr=127.0.0.1:1,{server.address};initial_connect_retry=on;reconnect_initial_backoff_millis=1;"

@@ -14,7 +14,7 @@ SETTINGS = RingSettings(segment_bytes=4096, bytes_max=1 << 20, append_deadline_s
 
 
 class Meanwhile:
-    """A file system on which something happens just before a segment is opened for the *at*-th time."""
+    """A file system on which an action runs just before a segment is opened for the *at*-th time."""
 
     def __init__(self, at, happens):
         self._left = at
@@ -46,7 +46,7 @@ def slot(tmp_path):
 
 @pytest.mark.parametrize("confirmed", [4, 5, 9, 11])
 @pytest.mark.parametrize("at", range(1, 9))
-def test_segments_that_are_confirmed_meanwhile_are_left_out(slot, tmp_path, at, confirmed):
+def test_segments_confirmed_during_the_report_are_omitted(slot, tmp_path, at, confirmed):
     """Removed or shortened at any moment: the unconfirmed frames are reported and readable."""
     for number in range(12):
         slot.ring.append(message(number))
@@ -62,7 +62,7 @@ def test_segments_that_are_confirmed_meanwhile_are_left_out(slot, tmp_path, at, 
 @pytest.mark.parametrize("confirmed", [4, 5, 9, 11])
 @pytest.mark.parametrize("at", range(1, 9))
 def test_messages_are_read_while_others_are_confirmed(slot, tmp_path, at, confirmed):
-    """In order, each once, including all unconfirmed ones."""
+    """In order, once each, including all unconfirmed ones."""
     for number in range(12):
         slot.ring.append(message(number))
 
@@ -78,7 +78,7 @@ def test_messages_are_read_while_others_are_confirmed(slot, tmp_path, at, confir
     assert [frame.tables[0].to_arrow()["v"][0].as_py() for frame in frames] == found
 
 
-def test_frames_appended_meanwhile_are_not_a_gap(slot, tmp_path):
+def test_frames_appended_during_the_report_are_not_a_gap(slot, tmp_path):
     """The active segment is filled and the next one started between the reads of the two."""
     for _ in range(3):
         slot.ring.append(b"x" * 1012)

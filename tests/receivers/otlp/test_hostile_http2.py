@@ -1,7 +1,8 @@
-"""
-Hostile HTTP/2 at the gRPC port: header blocks that are malformed, endless, or a decompression bomb. Each affects at
-most its own connection or stream, and the receiver serves the next client. Memory is bounded, except that gRPC's core
-keeps the parsed part of a header block that it refuses: hence few and small headers in most attacks.
+"""Hostile HTTP/2 at the gRPC port: header blocks that are malformed, endless, or a decompression bomb.
+
+Each affects at most its own connection or stream, and the receiver serves the next client. Memory is bounded, except
+that gRPC's core keeps the parsed part of a header block that it refuses: most attacks therefore have few and small
+headers.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The listening socket: clients that connect while it closes are not left waiting."""
+"""The listening socket closes the connections of clients that connect during its close."""
 
 import asyncio
 import errno
@@ -127,13 +127,13 @@ async def crowded(addresses, *, newcomer):
 
 
 @pytest.mark.parametrize(("newcomer", "closed"), [("127.0.0.3", 1), ("127.0.0.2", 10)])
-def test_an_address_cannot_keep_others_out(newcomer, closed):
-    """The address with the most connections loses its oldest silent one; one of its own only if silent for a while."""
+def test_an_address_cannot_exclude_other_addresses(newcomer, closed):
+    """The address with the most connections loses its oldest silent one; its own only if silent for a while."""
     addresses = ["127.0.0.3", *["127.0.0.2"] * 9]
     assert asyncio.run(crowded(addresses, newcomer=newcomer)) == [closed]
 
 
-def test_an_address_replaces_its_own_connections(monkeypatch):
+def test_an_address_replaces_its_own_silent_connections(monkeypatch):
     """If they were silent for a while."""
     monkeypatch.setattr("quiver.receivers.otlp.http_listener.WAIT_MIN_S", 0.0)
     assert asyncio.run(crowded(["127.0.0.2"] * 10, newcomer="127.0.0.2")) == [0]

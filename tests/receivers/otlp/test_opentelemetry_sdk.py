@@ -150,7 +150,7 @@ def test_data_points_arrive(protocol, store):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_exporter_retries_when_the_store_is_full_and_nothing_is_lost_or_doubled(protocol, store):
+def test_an_exporter_retries_when_the_store_is_full_without_loss_or_repetition(protocol, store):
     receiver, connect, exporter, _, _ = protocol
     provider = LoggerProvider(resource=RESOURCE)
     processor = BatchLogRecordProcessor(connect(exporter, receiver, "/v1/logs", packed=False))
@@ -173,6 +173,6 @@ def test_one_intake_may_serve_both_protocols(store):
             provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
         provider.get_logger("x").emit(LogRecord(body="twice", observed_timestamp=1, timestamp=1))
         provider.shutdown()
-    # Both send the same bytes, and the shared window knows it.
+    # Both send the same bytes, and the shared window recognizes it.
     assert len(store.kept) == 1
     assert [row["body"]["string_value"] for row in rows(store, "logs")] == ["twice"]

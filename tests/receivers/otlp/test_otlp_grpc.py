@@ -121,7 +121,7 @@ def test_other_methods_are_refused(receiver):
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_taken_address_is_refused_and_may_be_retried(receiver, store):
+def test_an_address_in_use_is_refused_and_may_be_retried(receiver, store):
     settings = replace(SETTINGS, listening_addr=f"127.0.0.1:{receiver.port}")
     with pytest.raises(TransientError, match="cannot listen on 127.0.0.1.*Address already in use"):
         OtlpGrpcReceiver(store, settings).start()
@@ -139,7 +139,7 @@ def test_start_is_idempotent_and_a_stopped_receiver_cannot_restart(receiver):
     assert refused(receiver, log_request()).code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_stop_lets_a_current_request_finish(receiver, store):
+def test_stop_waits_for_a_request_in_progress(receiver, store):
     store.gate = threading.Event()
     with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
         answer = channel.unary_unary(f"/{SERVICES['logs']}/Export").future(log_request(), timeout=30)

@@ -185,7 +185,7 @@ def test_sizes_are_bounded_before_and_after_decompression(small, store):
     assert len(store.kept) == 2
 
 
-def test_a_client_that_never_completes_its_request_gets_a_time_out(store):
+def test_a_client_that_never_completes_its_request_gets_a_timeout(store):
     with OtlpHttpReceiver(store, replace(SETTINGS, body_timeout_s=0.05)) as receiver:
         with socket.create_connection(("127.0.0.1", receiver.port), timeout=30) as client:
             head = f"POST /v1/logs HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 10\r\n\r\n"
@@ -216,7 +216,7 @@ def test_other_paths_and_methods_are_refused(receiver):
     assert post(receiver, None, method="GET")[0] == 405
 
 
-def test_requests_above_the_limit_are_told_to_retry(store):
+def test_requests_above_the_limit_get_a_retry_delay(store):
     store.gate = threading.Event()
     with OtlpHttpReceiver(store, replace(SETTINGS, requests_waiting_max=1)) as receiver, ThreadPoolExecutor(1) as pool:
         first = pool.submit(post, receiver, log_request())
@@ -228,7 +228,7 @@ def test_requests_above_the_limit_are_told_to_retry(store):
     assert refused(answer)[0] == 503
 
 
-def test_a_taken_address_is_refused_and_may_be_retried(receiver, store):
+def test_an_address_in_use_is_refused_and_may_be_retried(receiver, store):
     settings = replace(SETTINGS, listening_addr=f"127.0.0.1:{receiver.port}")
     with pytest.raises(TransientError, match="cannot listen on 127.0.0.1"):
         OtlpHttpReceiver(store, settings).start()
@@ -247,7 +247,7 @@ def test_start_is_idempotent_and_a_stopped_receiver_cannot_restart(receiver):
         post(receiver, log_request())
 
 
-def test_stop_lets_a_current_request_finish(receiver, store):
+def test_stop_waits_for_a_request_in_progress(receiver, store):
     store.gate = threading.Event()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(post, receiver, log_request())
@@ -259,7 +259,7 @@ def test_stop_lets_a_current_request_finish(receiver, store):
     assert len(store.kept) == 1
 
 
-def test_the_default_address_is_the_one_clients_expect_and_local():
+def test_the_default_address_is_local_with_the_standard_port():
     receiver = OtlpHttpReceiver(FakeStore())
     assert receiver.settings.listening_addr == "127.0.0.1:4318"
     assert set(PATHS) == {"/v1/logs", "/v1/traces", "/v1/metrics"}

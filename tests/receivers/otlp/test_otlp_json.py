@@ -26,7 +26,7 @@ def read(data: bytes):
     return ExportLogsServiceRequest.FromString(written).resource_logs[0].scope_logs[0].log_records[0]
 
 
-def test_the_example_of_the_specification_for_spans():
+def test_the_span_example_of_the_specification_is_converted():
     span = {
         "traceId": TRACE, "spanId": SPAN, "parentSpanId": "EEE19B7EC3C1B173", "name": "I'm a server span",
         "startTimeUnixNano": "1544712660000000000", "endTimeUnixNano": 1544712661000000000, "kind": 2,
@@ -55,7 +55,7 @@ def test_ids_of_exemplars_are_hexadecimal_in_every_kind_of_metric():
         assert point.exemplars[0].as_double != point.exemplars[0].as_double
 
 
-def test_values_of_every_kind():
+def test_values_of_every_kind_are_converted():
     values = [
         {"stringValue": "ü"}, {"boolValue": True}, {"intValue": "-9223372036854775808"}, {"intValue": 5},
         {"doubleValue": 0.5}, {"doubleValue": "-Infinity"}, {"bytesValue": "AAH/"}, {},
@@ -73,7 +73,7 @@ def test_values_of_every_kind():
     assert found[9].kvlist_value.values[0].value.string_value == "not an id"
 
 
-def test_unknown_keys_are_ignored_wherever_they_are_and_whatever_they_hold():
+def test_unknown_keys_are_ignored_at_any_depth_with_any_value():
     record = {"body": {"stringValue": "x"}, "new": {"traceId": "no hex", "deep": [1, None]}, "severityText": None}
     record["attributes"] = [
         {"key": "k", "value": {"stringValue": "v", "newBytes": "?"}, "bytesValue": "?", "kind": "?"}
@@ -197,7 +197,7 @@ def test_a_long_text_takes_a_few_times_its_length(record):
         tracemalloc.stop()
 
 
-def test_every_cut_is_damage_and_every_changed_byte_gives_an_answer():
+def test_truncated_json_is_damage_and_changed_bytes_give_an_answer():
     data = logs({"traceId": TRACE, "body": {"stringValue": "x"}, "timeUnixNano": "5"})
     for end in range(len(data)):
         assert isinstance(request_from_json(data[:end], "logs"), Damage)

@@ -83,7 +83,7 @@ def test_excessive_memory_requests_of_a_frame_are_refused():
     assert inflate_zstd(claimed, size_max=WINDOW_BYTES_MAX) is None
 
 
-def test_empty_pieces_are_limited():
+def test_empty_chunks_are_limited():
     assert inflate_zstd(EMPTY_FRAME * 1000, size_max=10) == b""
     many = inflate_zstd(EMPTY_FRAME * 60_000, size_max=10)
     assert isinstance(many, Damage)
@@ -100,7 +100,7 @@ def test_unsupported_features_are_damage(wrong):
     assert isinstance(bound_frames(wrong), Damage)
 
 
-def test_every_cut_and_every_flipped_byte_gives_an_answer():
+def test_truncated_and_flipped_data_give_an_answer():
     data = pack(b"the quick brown fox " * 20) + SKIPPED + rle(1)
     whole = inflate_zstd(data, size_max=200_000)
     ends = {len(data) - len(SKIPPED) - len(rle(1)), len(data) - len(rle(1))}

@@ -85,8 +85,8 @@ def values(receiver, table="t", column="v"):
     )
 
 
-def test_it_sends_to_us(client, receiver, tmp_path):
-    """Rows through its slot, and a frame."""
+def test_an_older_client_sends_rows_and_frames(client, receiver, tmp_path):
+    """Its rows are sent through its slot."""
     client(f"ws::addr=127.0.0.1:{receiver.port};sf_dir={tmp_path}/sf;sender_id=a;", rows=50)
     client(f"ws::addr=127.0.0.1:{receiver.port};", frame=1000)
 
@@ -103,7 +103,7 @@ def test_equal_rows_of_several_clients_are_all_stored(client, receiver):
 
 
 def test_resent_rows_are_stored_once(client, receiver, tmp_path):
-    """No confirmation has reached it; its next process resends everything."""
+    """The client received no confirmation; its next process resends everything."""
     slot = f"sf_dir={tmp_path}/sf;sender_id=a;"
     with LossyProxy(receiver.port) as proxy:
         proxy.loses_answers_from = b"\x89"  # the first ping
@@ -113,15 +113,15 @@ def test_resent_rows_are_stored_once(client, receiver, tmp_path):
     assert values(receiver) == list(range(30))
 
 
-def test_it_may_pool_its_connections(client, receiver, tmp_path):
-    """As with the newer version."""
+def test_an_older_client_may_pool_its_connections(client, receiver, tmp_path):
+    """Like the newer version."""
     for more in ("", f"sf_dir={tmp_path}/sf;sender_id=a;"):
         client(f"ws::addr=127.0.0.1:{receiver.port};{more}", rows=10, pooled=True)
 
     assert values(receiver) == sorted([*range(10)] * 2)
 
 
-def test_it_drains_our_slot(client, receiver, tmp_path):
+def test_an_older_client_drains_our_slot(client, receiver, tmp_path):
     """Frames of our sender are sent before its own."""
     nowhere = "ws::addr=127.0.0.1:1;initial_connect_retry=async;close_flush_timeout_millis=0;"
     with Sender.from_conf(f"{nowhere}sf_dir={tmp_path}/sf;sender_id=a;") as sender:

@@ -56,7 +56,7 @@ def test_confirmed_rows_of_our_sender_are_in_the_log(store):
 
 
 def test_the_official_client_needs_no_change(store, tmp_path):
-    """Rows and frames, with and without its own store and forward; its symbols arrive in pieces."""
+    """Rows and frames are accepted, with and without its store and forward; its symbols arrive in several messages."""
     questdb = pytest.importorskip("questdb")
     pandas = pytest.importorskip("pandas")
     with receiving(store) as receiver:
@@ -222,7 +222,7 @@ def test_a_slow_tier_causes_no_small_segments():
     waiting["waiting_sequence"] = None
     assert intake.durable_through(seal=False) == sealed[-1]
     waiting["waiting_sequence"] = 3
-    assert intake.durable_through(seal=False) == sealed[-1], "what was told is not taken back"
+    assert intake.durable_through(seal=False) == sealed[-1], "a confirmation must not be withdrawn"
 
 
 def test_durable_tier_needs_a_tier(store):
@@ -231,7 +231,7 @@ def test_durable_tier_needs_a_tier(store):
         QwpReceiver(store, replace(HERE, durable="tier"))
 
 
-# ── what is refused ──────────────────────────────────────────────────────────────────────────────────
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_invalid_message_is_refused_and_nothing_after_it_is_stored(store):
@@ -290,8 +290,8 @@ def test_other_paths_are_not_found(store, path, status):
     assert refused.value.response.status_code == status
 
 
-def test_a_plain_request_is_told_to_upgrade(store):
-    """Not a WebSocket."""
+def test_a_plain_request_is_refused_with_upgrade_required(store):
+    """It is not a WebSocket request."""
     with receiving(store) as receiver, socket.create_connection(("127.0.0.1", receiver.port)) as plain:
         plain.sendall(b"GET /write/v4 HTTP/1.1\r\nHost: x\r\n\r\n")
         plain.settimeout(10)
@@ -313,8 +313,8 @@ def test_a_client_without_credentials_is_rejected(store):
     assert [row["v"] for _, row in rows_of(store)] == [0, 1]
 
 
-def test_tls_with_a_client_certificate(store, authority, server_files, client_files):
-    """As on every port of ours."""
+def test_tls_accepts_a_client_certificate(store, authority, server_files, client_files):
+    """As on every port of our receivers."""
     cert, key = server_files
     tls = TlsSettings(cert_file=str(cert), key_file=str(key), client_ca_file=str(authority.cert))
     with receiving(store, replace(HERE, security=SecuritySettings(tls=tls))) as receiver:
@@ -358,7 +358,7 @@ def test_conflicting_settings_are_refused():
             replace(HERE, **change)
 
 
-# ── a store that does not take it ────────────────────────────────────────────────────────────────────
+# ── a store that refuses ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_full_store_makes_the_client_wait(store):

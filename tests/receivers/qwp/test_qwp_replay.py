@@ -54,7 +54,7 @@ def taking(store, settings=HERE, **components):
 
 
 def acknowledge(one):
-    """The client receives and acknowledges its confirmations."""
+    """Receive the confirmations as a client, and acknowledge them."""
     said = heard_of(one)
     one.pong(said)
 
@@ -239,7 +239,7 @@ def test_two_open_connections_with_equal_rows_are_two_clients(store):
     assert sorted(values_of(store)) == sorted([*range(5), *range(10, 15)] * 2)
 
 
-def test_a_vanished_host_is_waited_for_up_to_a_limit(store):
+def test_the_wait_for_a_vanished_host_is_limited(store):
     """Its connection looks open, but does not answer: the rows of its next one are not stored twice."""
     settings = replace(HERE, keepalive=KeepaliveSettings(ping_timeout_s=0.2))
     with receiving(store, settings) as receiver, LossyProxy(receiver.port) as proxy, client(proxy) as vanished:
@@ -267,7 +267,7 @@ def test_without_deduplication_everything_is_stored(store):
         wait_until(lambda: len(values_of(store)) == 2)
 
 
-def test_a_connection_that_breaks_again_and_again_stores_each_row_once(store):
+def test_a_connection_that_breaks_repeatedly_stores_each_row_once(store):
     """Our sender, with a receiver that is restarted on the same port."""
     with receiving(store) as receiver:
         settings = replace(HERE, listening_addr=f"127.0.0.1:{receiver.port}")
@@ -411,7 +411,7 @@ def test_connections_of_other_senders_are_never_pinged(store):
         sender_key(None, "10.0.0.2", ["Basic x"]),
     }
     assert len(keys) == 5
-    assert sender_key("a", "10.0.0.1", []) == sender_key("a", "10.0.0.9", []), "a client that says who it is may move"
+    assert sender_key("a", "10.0.0.1", []) == sender_key("a", "10.0.0.9", []), "a client with an id may change its host"
     with taking(store) as intake:
         for key in keys:
             one = intake.open(key)
@@ -504,8 +504,8 @@ def test_a_client_may_reconnect_days_later_unless_limited(store):
         assert len(values_of(store, f"t{number}")) == expected
 
 
-def test_as_many_bytes_are_remembered_as_a_client_may_buffer(store, monkeypatch):
-    """Per connection; the number of tables is limited in total. The oldest are forgotten first."""
+def test_the_remembered_bytes_of_a_connection_are_limited(store, monkeypatch):
+    """To what a client may buffer; the number of tables is limited in total. The oldest are forgotten first."""
     monkeypatch.setattr("quiver.receivers.qwp.replay._TRIM_BYTES", 1000)
     size = len(message(100))
     with taking(store, replace(HERE, dedupe_bytes_max=5000)) as intake:

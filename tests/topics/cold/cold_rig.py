@@ -99,7 +99,7 @@ class Rig:
 
     @contextmanager
     def opened(self, *, hand_over: bool = True) -> Iterator[TopicLog]:
-        """The topic, while it is open; closed without *hand_over* it keeps what is not uploaded, and its owner."""
+        """Open the topic for the block; closed without *hand_over* it keeps its owner and unuploaded messages."""
         log = self.open()
         try:
             yield log
