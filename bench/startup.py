@@ -206,7 +206,7 @@ def main() -> None:
         (
             f"Measured by `bench/startup.py` ({machine()}; {rounds} rounds). The floor reads the same files and does "
             "nothing with them; the ratio is its time over the store's in the same round. Processor seconds are the "
-            "store's own work, whatever else the machine did. Memory is what the process grew by."
+            "store's own work, independent of other processes. Memory is the growth of the process."
         ),
         "",
         "| opened | seconds (median) | lowest to highest | processor seconds | aim (s) | ratio to floor | memory |",

@@ -177,9 +177,9 @@ def tail_goal(scale: int) -> Goal:
 
         return follow
 
-    contenders = {"nobody follows": run(0), "one follows": run(1), "four follow": run(4)}
+    contenders = {"no follower": run(0), "one follower": run(1), "four followers": run(4)}
     figure = Figure("tail", "messages/s through all of them")
-    return Goal("tail", "128 B, one by one", contenders, (figure,), "nobody follows", "one follows")
+    return Goal("tail", "128 B, one by one", contenders, (figure,), "no follower", "one follower")
 
 
 def topics_goal(scale: int) -> Goal:

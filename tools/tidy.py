@@ -32,7 +32,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from source_modules import Finding, Import, Module, is_within, module_name, package_of
-from words import LIMITS, rates
+from words import LIMITS, page_prose, prose, rates
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = "src/quiver/"
@@ -295,12 +295,25 @@ def link_rules(files: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def word_rules(files: Mapping[str, str]) -> Iterator[Finding]:
-    """The prose of the package uses no word much more often than other libraries do; see `tools/words.py`."""
-    found, words = rates(text for path, text in files.items() if path.startswith(SOURCE) and path.endswith(".py"))
-    for name, (_, limit) in LIMITS.items():
-        if words >= WORDS_MIN and found[name] > limit:
-            sentence = f"{name}: {found[name]:.1f} in 100,000 words of docstrings and comments; the limit is {limit}"
-            yield Finding(SOURCE, 1, f"{sentence}: `python tools/words.py src --show` lists them")
+    """The prose of the package, and the pages, use no word much more often than other libraries do; see `words.py`."""
+    modules = [text for path, text in files.items() if path.startswith(SOURCE) and path.endswith(".py")]
+    pages = [text for path, text in files.items() if is_plain_page(path)]
+    for place, folders, read, texts in (
+        (SOURCE, "src", prose, modules),
+        ("docs/", "docs *.md", page_prose, pages),
+    ):
+        found, words = rates(passage for text in texts for passage in read(text))
+        for name, (_, limit) in LIMITS.items():
+            if words >= WORDS_MIN and found[name] > limit:
+                sentence = f"{name}: {found[name]:.1f} in 100,000 words; the limit is {limit}"
+                yield Finding(place, 1, f"{sentence}: `python tools/words.py {folders} --show` lists them")
+
+
+def is_plain_page(path: str) -> bool:
+    """Return whether the limits on words apply to this page: not to decisions and the changelog, which quote."""
+    return path in {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"} or (
+        path.startswith("docs/") and path.endswith(".md") and not path.startswith("docs/decisions/")
+    )
 
 
 def test_name_rules(files: Mapping[str, str]) -> Iterator[Finding]:

@@ -1,8 +1,9 @@
 """
-Measure how often docstrings and comments use words that other libraries rarely use, per 100,000 words.
+Measure how often docstrings, comments and pages use words that other libraries rarely use, per 100,000 words.
 
 The limits are the rates of six well-known libraries together: hypothesis, websockets, aiohttp, pytest, pydantic, httpx.
-`tools/tidy.py` applies them to the whole package; `python tools/words.py src/quiver/store --show` lists the lines.
+`tools/tidy.py` applies them to the whole package and to the pages; `python tools/words.py src/quiver/store --show`
+and `python tools/words.py docs/howto --show` list the lines.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["LIMITS", "prose", "rates"]
+__all__ = ["LIMITS", "page_prose", "prose", "rates"]
 
 LIMITS: Mapping[str, tuple[re.Pattern[str], float]] = {
     "nobody, somebody, anybody": (re.compile(r"\b(?:no|some|any)body\b", re.IGNORECASE), 1.7),
@@ -33,6 +34,9 @@ LIMITS: Mapping[str, tuple[re.Pattern[str], float]] = {
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z']*")
 _CODE = re.compile(r"`[^`]*`")
+_LINK_TARGET = re.compile(r"(?<=\])\([^)]*\)")
+_BLOCK_START = re.compile(r"\s*(?:#+ |[-*] |\d+\. |\|)")
+"""A heading, a list item or a table row: a new passage, even without an empty line before it."""
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
@@ -57,30 +61,53 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
         yield start, "\n".join(block)
 
 
-def rates(texts: Iterable[str]) -> tuple[dict[str, float], int]:
-    """Return the rate of each of `LIMITS` in *texts*, per 100,000 words, and the number of words."""
+def page_prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line number and text of each paragraph, heading, list item and table row of a Markdown page."""
+    block: list[str] = []
+    start = 0
+    in_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        is_fence = line.lstrip().startswith("```")
+        is_text = bool(line.strip()) and not (is_fence or in_code)
+        if block and (not is_text or _BLOCK_START.match(line)):
+            yield start, "\n".join(block)
+            block = []
+        if is_text:
+            start = start if block else number
+            block.append(_BLOCK_START.sub("", _LINK_TARGET.sub("", line), count=1))
+        in_code ^= is_fence
+    if block:
+        yield start, "\n".join(block)
+
+
+def rates(passages: Iterable[tuple[int, str]]) -> tuple[dict[str, float], int]:
+    """Return the rate of each of `LIMITS` in *passages*, per 100,000 words, and the number of words."""
     counts = dict.fromkeys(LIMITS, 0)
     words = 0
-    for text in texts:
-        for _, passage in prose(text):
-            plain = _CODE.sub("", passage)
-            words += len(_WORD.findall(plain))
-            for name, (pattern, _) in LIMITS.items():
-                counts[name] += len(pattern.findall(" ".join(plain.split())))
+    for _, passage in passages:
+        plain = _CODE.sub("", passage)
+        words += len(_WORD.findall(plain))
+        for name, (pattern, _) in LIMITS.items():
+            counts[name] += len(pattern.findall(" ".join(plain.split())))
     return {name: count * 100_000 / max(words, 1) for name, count in counts.items()}, words
+
+
+def _passages(path: Path) -> Iterator[tuple[int, str]]:
+    return (page_prose if path.suffix == ".md" else prose)(path.read_text(encoding="utf-8"))
 
 
 def main() -> int:
     """Print the rates below the folders or files that are named, and with `--show` each place."""
-    names = [name for name in sys.argv[1:] if not name.startswith("--")] or ["src"]
-    paths = [path for name in names for path in ([Path(name)] if Path(name).is_file() else Path(name).rglob("*.py"))]
-    found, words = rates(path.read_text() for path in paths)
+    names = [Path(name) for name in sys.argv[1:] if not name.startswith("--")] or [Path("src")]
+    paths = [path for name in names for path in ([name] if name.is_file() else name.rglob("*.*"))]
+    paths = sorted(path for path in paths if path.suffix in {".py", ".md"})
+    found, words = rates(passage for path in paths for passage in _passages(path))
     for name, (_, limit) in LIMITS.items():
         print(f"{name:34} {found[name]:8.1f}   limit {limit:4}")
     print(f"{words} words")
     if "--show" in sys.argv:
-        for path in sorted(paths):
-            for line, passage in prose(path.read_text()):
+        for path in paths:
+            for line, passage in _passages(path):
                 plain = " ".join(_CODE.sub("", passage).split())
                 hits = [m.group(0) for pattern, _ in LIMITS.values() for m in pattern.finditer(plain)]
                 if hits:

@@ -28,6 +28,6 @@ def test_topics_shows_every_setting(tmp_path):
         line.split("|")[3].strip() for line in text.splitlines() if line.startswith(("| read", "| tail", "| topics"))
     ]
     assert rows == [
-        "Quiver topic", "bare framed log", "nobody follows", "one follows", "four follow", "200 topics", "one topic",
+        "Quiver topic", "bare framed log", "no follower", "one follower", "four followers", "200 topics", "one topic",
     ]  # fmt: skip
     assert list(tmp_path.iterdir()) == [page]

@@ -323,3 +323,26 @@ def test_idioms_above_the_rate_of_other_libraries_are_found():
     assert [found.sentence.partition(":")[0] for found in tidy.word_rules({"src/quiver/a.py": odd})] == [
         "nobody, somebody, anybody"
     ]
+
+
+def test_words_of_pages_are_counted_without_code():
+    """Pages have the same limits; code, link targets and decisions do not count."""
+    plain = "# Title\n\n" + "A plain word.\n" * (tidy.WORDS_MIN // 3)
+    quoted = plain + "\n```\nnobody\n```\n\n`nobody` and [a page](nobody.md)\n"
+    odd = plain + "\n- Nobody knows.\n"
+
+    assert list(tidy.word_rules({"docs/a.md": quoted, "docs/decisions/b.md": odd, "CHANGELOG.md": odd})) == []
+    for page in ("docs/a.md", "README.md"):
+        (found,) = tidy.word_rules({page: odd})
+        assert found.sentence.startswith("nobody, somebody, anybody")
+
+
+def test_passages_of_pages_begin_at_headings_items_and_rows():
+    """A sentence that opens with "What" is found at the start of a passage, not at the start of a line."""
+    text = "## What it is\nText that asks\nWhat follows\n- What else\n| What | for |\n"
+
+    _, words = tidy.rates(tidy.page_prose(text))
+    found = [passage for _, passage in tidy.page_prose(text)]
+
+    assert words == 12
+    assert found == ["What it is\nText that asks\nWhat follows", "What else", " What | for |"]
