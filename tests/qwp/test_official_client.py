@@ -96,7 +96,7 @@ FRAMES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize("at", [None, "stamp"])
-def test_its_data_frames_equal_ours_byte_for_byte(name, at):
+def test_data_frames_of_the_official_client_equal_ours_byte_for_byte(name, at):
     """The same frame, nulls of every kind included."""
     data = FRAMES[name]()
     stamps = pd.date_range("2025", periods=200, freq="min")
@@ -121,7 +121,7 @@ def _until(condition: Any, seconds: float = 20.0) -> None:
 
 
 @pytest.mark.parametrize("confirmed", [-1, 9, 30])
-def test_it_drains_our_slot(tmp_path, confirmed):
+def test_the_official_client_drains_our_slot(tmp_path, confirmed):
     """Every unconfirmed frame arrives, in order, and the files are removed."""
     slot = open_slot(REAL_FILES, str(tmp_path), "ours", RingSettings(4096, 1 << 20, 0.0), observer=InMemoryObserver())
     ids = SymbolIds()
@@ -170,7 +170,7 @@ def _leave_a_slot(server: QwpServer, directory: Path, rows_a_frame: int = 1) -> 
     server.answer = confirm
 
 
-def test_we_drain_its_slot(tmp_path):
+def test_our_sender_drains_a_slot_of_the_official_client(tmp_path):
     """Frames that refer to symbols of earlier ones arrive complete, followed by our rows; then the slot is empty."""
     with QwpServer() as server:
         _leave_a_slot(server, tmp_path)
@@ -186,7 +186,7 @@ def test_we_drain_its_slot(tmp_path):
     assert sorted(path.name for path in (tmp_path / "theirs").iterdir()) == [".lock", ".lock.pid"]
 
 
-def test_we_split_its_frames_for_a_server_with_a_lower_limit(tmp_path):
+def test_frames_of_the_official_client_are_split_for_a_lower_limit(tmp_path):
     """Frames built offline may exceed the limit of any server."""
     with QwpServer() as server:
         _leave_a_slot(server, tmp_path, rows_a_frame=10)
@@ -199,7 +199,7 @@ def test_we_split_its_frames_for_a_server_with_a_lower_limit(tmp_path):
     assert [row["s"] for row in rows] == [f"z{number % 30}" for number in range(ROWS)]
 
 
-def test_we_drain_its_orphan(tmp_path):
+def test_our_drainer_sends_an_orphan_of_the_official_client(tmp_path):
     """A drainer runs concurrently with our own slot."""
     with QwpServer() as server:
         _leave_a_slot(server, tmp_path)
@@ -210,7 +210,7 @@ def test_we_drain_its_orphan(tmp_path):
     assert sorted(path.name for path in (tmp_path / "theirs").iterdir()) == [".lock", ".lock.pid"]
 
 
-def test_each_refuses_a_slot_that_the_other_has(tmp_path):
+def test_each_client_refuses_a_slot_that_the_other_has_open(tmp_path):
     """Both use the same locks."""
     with QwpServer() as server:
         keys = f"ws::addr={server.address};sf_dir={tmp_path};sender_id=shared;"

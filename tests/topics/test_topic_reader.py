@@ -126,7 +126,7 @@ def test_a_start_beyond_the_tip_waits_for_that_message():
         assert [message.payload for message in reader.poll()] == [b"2"]
 
 
-def test_following_across_eviction_rotation_and_release():
+def test_a_slow_follower_reads_each_message_once():
     """A slow reader still sees each message once, in order."""
     with open_topics(CrashFileSystem(), rotate_max_bytes=500, cache_capacity=3) as store:
         log = store.topic(TOPIC)

@@ -180,7 +180,7 @@ def test_zeros_after_the_tail_are_not_messages():
     assert not fs.exists(QUARANTINE)
 
 
-def test_a_torn_first_message_of_a_new_file():
+def test_a_torn_first_message_of_a_new_file_is_truncated():
     """A crash right after a rotation: the tip is that of the previous file."""
     fs = CrashFileSystem()
     store = open_topics(fs, rotate_max_bytes=100)

@@ -194,7 +194,7 @@ def test_invalid_entries_are_damage(marks):
     assert isinstance(decode_index(memoryview(data)), Damage)
 
 
-def test_a_search_starts_at_the_last_mark_before_it():
+def test_a_search_starts_at_the_last_mark_before_its_target():
     """The last mark that is older or not above the number, otherwise the first record."""
     marks = (IndexMark(0, 64, 100), IndexMark(12, 65_000, 100), IndexMark(20, 140_000, 300))
     assert before_time(marks, 100) == (HEADER_BYTES, 64)

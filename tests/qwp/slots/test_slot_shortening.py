@@ -173,7 +173,7 @@ def test_without_space_for_the_copy_the_segment_is_unchanged(operation):
     assert slot.ring.read(13) == _payload(13)
 
 
-def test_a_disk_that_fails_halts_the_slot_and_loses_nothing():
+def test_a_failing_disk_halts_the_slot_and_loses_nothing():
     """As everywhere: nothing is built on data after a failed sync."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk)
@@ -187,7 +187,7 @@ def test_a_disk_that_fails_halts_the_slot_and_loses_nothing():
     assert _as_the_document_says(disk) == {fsn: _payload(fsn) for fsn in range(51)}
 
 
-def test_memory_is_released_too():
+def test_confirmed_frames_are_removed_from_memory():
     """The same without a disk."""
     ring = memory_slot(RingSettings(SEGMENT_BYTES, 1 << 20, 0.0), clock=ManualClock(), observer=InMemoryObserver()).ring
     for number in range(3 * PER_SEGMENT):

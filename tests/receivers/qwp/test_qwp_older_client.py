@@ -132,7 +132,7 @@ def test_an_older_client_drains_our_slot(client, receiver, tmp_path):
     assert values(receiver) == [*range(5), *range(100, 120)]
 
 
-def test_we_drain_its_slot(client, receiver, tmp_path):
+def test_our_sender_drains_a_slot_of_an_older_client(client, receiver, tmp_path):
     """Including the symbols that it stores next to its frames."""
     from typer.testing import CliRunner
 

@@ -238,7 +238,7 @@ def test_a_machine_that_cannot_open_a_topic_does_not_block_others(monkeypatch, s
 
 
 def test_others_wait_one_lease_for_the_previous_owner(monkeypatch):
-    """Only its disk may have unuploaded messages: the topic is free after one lease, not earlier."""
+    """Unuploaded messages may exist only on its disk: the topic is free after one lease, not earlier."""
     one = Rig()
     append(one.open(), 5)
     one.store.close(timeout=0)

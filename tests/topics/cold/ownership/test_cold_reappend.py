@@ -129,7 +129,7 @@ def test_messages_superseded_twice_are_appended_again_once():
 def test_two_machines_that_superseded_each_other_recover_every_message(uploaded, before, rotates):
     """
     Reappending left free offsets between objects, and the other machine had its own messages at these offsets: they
-    were moved to the quarantine with a wrong first offset in the name, or stayed in a file that was never uploaded.
+    were moved to a quarantine file whose name has a higher first offset, or stayed in a file that was never uploaded.
     """
     memory, facts = MemoryObjects(), MemoryMetadata()
     machines = {
