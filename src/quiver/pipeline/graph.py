@@ -252,7 +252,11 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
             stores[posixpath.abspath(buffer.config.path)] = buffer.name
     for node in pipeline.nodes.values():
         _check_local(document, raw[node.name], node)
-        mine = _own_store(node.config.store, stores) if isinstance(node.config, StoreReceiverConfig) else None
+        mine = (
+            _own_store(node.config.settings().directory, stores)
+            if isinstance(node.config, StoreReceiverConfig)
+            else None
+        )
         if mine is not None:
             reason = f"{node.name} would read what {mine} of this pipeline keeps: name the store of another program"
             raise document.invalid((*raw[node.name].path, "config", "store"), reason)

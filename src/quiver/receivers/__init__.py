@@ -9,6 +9,7 @@ module               purpose
 `qwp/`               QWP over WebSocket: rows from QuestDB clients, stored before they are confirmed
 `topic_receiver.py`  a topic as the source of a pipeline
 `store_receiver.py`  the store of another program as the source of a pipeline
+`polled_settings.py` settings of the receivers of topics and of other stores
 `settings.py`        addresses, sizes, acknowledgement, dedupe window, keepalive
 `security.py`        TLS, tokens and passwords, with files that may be replaced while the port is open
 `intake.py`          the handling of requests: check, deduplicate, store, answer

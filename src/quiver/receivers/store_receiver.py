@@ -10,7 +10,7 @@ it has; those that it left in its log when it died, once it opens the store agai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quiver.observe import Observer
@@ -28,6 +28,7 @@ from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import Worker
+from quiver.receivers.polled_settings import StoreReceiverSettings
 from quiver.store.cold.files import ColdFiles
 from quiver.store.reading.cores import CoresSubscription
 from quiver.store.reading.partitions import Span
@@ -38,30 +39,6 @@ from quiver.store.segment.reader import SegmentReader
 from quiver.store.store import Store
 
 __all__ = ["StoreReceiver", "StoreReceiverSettings"]
-
-
-@dataclass(frozen=True, slots=True)
-class StoreReceiverSettings:
-    """
-    The store to read, and the subscriber.
-
-    Attributes:
-        directory: the directory of the store; another process may have it open.
-        subscriber: the subscriber id, under which the position is stored there.
-        start: the first position of a new subscriber.
-        poll_interval_s: how often to poll for new segments.
-    """
-
-    directory: str
-    subscriber: str = "pipeline"
-    start: Literal["earliest", "latest"] = "earliest"
-    poll_interval_s: float = 0.25
-
-    @property
-    def listening_addr(self) -> str:
-        """The source, for reports."""
-        return f"store {self.directory}"
-
 
 _RETRY_S = 1.0
 

@@ -7,10 +7,7 @@ confirmed when the process dies are stored again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-from quiver.topics.reading.place import TopicPlace
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quiver.observe import Observer
@@ -26,6 +23,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.primitives.worker import Worker
 from quiver.receivers.intake import OtlpIntake
+from quiver.receivers.polled_settings import TopicReceiverSettings
 from quiver.receivers.settings import OtlpSettings
 from quiver.store.store import Store
 from quiver.topics.format.message import SIGNAL_ATTRIBUTE, Message, MessageCodec
@@ -33,39 +31,6 @@ from quiver.topics.reading.progress import TopicProgress
 from quiver.topics.reading.view import LostRange, TopicView
 
 __all__ = ["TopicReceiver", "TopicReceiverSettings"]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicReceiverSettings:
-    """
-    The topic to read, and the subscription.
-
-    Attributes:
-        place: the location of the topics.
-        topic: ``namespace/topic``.
-        subscription: the name of the subscription.
-        start: the first position of a new subscription.
-        signal: the signal of payloads whose message does not specify it.
-        poll_interval_s: how often to poll the end of the topic.
-    """
-
-    place: TopicPlace
-    topic: str
-    subscription: str = "pipeline"
-    start: Literal["earliest", "latest"] = "earliest"
-    signal: str | None = None
-    poll_interval_s: float = 0.25
-
-    @property
-    def directory(self) -> str:
-        """The directory of the topic."""
-        return f"{self.place.root}/{self.topic}"
-
-    @property
-    def listening_addr(self) -> str:
-        """The source, for reports."""
-        return f"topic {self.topic} of {self.place.root}"
-
 
 _CONFIRM_MESSAGES = 1000
 _RETRY_S = 1.0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.pipeline.config.base import Config
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
-from quiver.pipeline.config.values import Duration
 
 if TYPE_CHECKING:
     from quiver.observe import Observer
@@ -18,19 +17,7 @@ __all__ = ["PolledReceiverConfig"]
 
 
 class PolledReceiverConfig(Config):
-    """
-    Settings of every polling receiver. With several cores only the first one polls: a position has one reader.
-
-    Attributes:
-        poll_interval: the interval between polls.
-    """
-
-    poll_interval: Duration = 0.25
-
-    def model_post_init(self, _context: Any, /) -> None:
-        """Require a positive poll interval."""
-        if self.poll_interval <= 0:
-            raise ValueError("poll_interval must be positive")
+    """A receiver that polls. With several cores only the first one polls: a position has one reader."""
 
     @property
     def addresses(self) -> dict[str, str]:

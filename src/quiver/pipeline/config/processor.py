@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
+from quiver.delivery.policy import RetryPolicy
 from quiver.errors import UsageError
-from quiver.pipeline.config.base import Config, settings_config
+from quiver.pipeline.config.base import Config, settings_config, settings_keys
 from quiver.pipeline.config.values import Duration, Size
+from quiver.receivers.settings import OtlpSettings
 from quiver.settings import GIB, Settings
 from quiver.spark.processors.settings import (
     AttributeAction,
@@ -56,34 +58,31 @@ class PersistenceConfig:
     exporter_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+@settings_keys(Settings, "max_age_s", "size_cap_policy", poll_interval="maintain_interval_s")
+@settings_keys(OtlpSettings, "otlp_handling")
+@settings_keys(
+    RetryPolicy,
+    initial_retry_interval="initial_interval_s",
+    max_retry_interval="max_interval_s",
+    retry_multiplier="multiplier",
+)
 class DurableBufferConfig(Config):
     """
     `urn:otel:durable_buffer:processor`: the persistence node under its later name, with flat keys.
 
+    `otlp_handling` and the keys of a retry policy are defaults of the receivers that feed it, and of the exporters that
+    it feeds.
+
     Attributes:
         path: the directory of the store.
-        retention_size_cap: `retention.size_cap`.
-        max_age: `retention.max_age`.
-        size_cap_policy: `retention.size_cap_policy`.
-        poll_interval: the interval at which progress is written and finished segments are deleted.
-        otlp_handling: the default of the receivers that feed it.
+        retention_size_cap: `retention.size_cap`, which has no cap by default.
         max_segment_open_duration: `segment.max_open_duration`.
-        initial_retry_interval: the default of the exporters that it feeds, like the next three keys.
-        max_retry_interval: see `initial_retry_interval`.
-        retry_multiplier: see `initial_retry_interval`.
         max_in_flight: the maximum number of bundles that an exporter sends concurrently, at most 256.
     """
 
     path: str = Field(min_length=1)
     retention_size_cap: Size = 10 * GIB
-    max_age: Duration | None = None
-    size_cap_policy: Literal["backpressure", "drop_oldest"] = "backpressure"
-    poll_interval: Duration = 0.1
-    otlp_handling: Literal["pass_through", "convert_to_arrow"] = "pass_through"
-    max_segment_open_duration: Duration = 1.0
-    initial_retry_interval: Duration = 1.0
-    max_retry_interval: Duration = 30.0
-    retry_multiplier: float = 2.0
+    max_segment_open_duration: Duration = RUN_SEGMENT_OPEN_S
     max_in_flight: int = Field(default=1000, ge=1)
 
     def persistence(self) -> PersistenceConfig:
@@ -93,25 +92,13 @@ class DurableBufferConfig(Config):
         Raises:
             SettingsError: a value is out of range, or two contradict each other.
         """
-        settings = Settings.from_mapping(
-            {
-                "retention": {
-                    "size_cap": self.retention_size_cap,
-                    "max_age": self.max_age,
-                    "size_cap_policy": self.size_cap_policy,
-                },
-                "segment.max_open_duration": self.max_segment_open_duration,
-                "maintain_interval": self.poll_interval,
-            }
+        settings = self.build(
+            Settings, size_cap_bytes=self.retention_size_cap, segment_open_s_max=self.max_segment_open_duration
         )
-        exporters: dict[str, Any] = {
-            "initial_retry_interval": self.initial_retry_interval,
-            "max_retry_interval": self.max_retry_interval,
-            "retry_multiplier": self.retry_multiplier,
-        }
+        exporters = {one.key: getattr(self, one.key) for one in self.from_settings if one.settings is RetryPolicy}
         if "max_in_flight" in self.model_fields_set:
             exporters["max_in_flight"] = min(self.max_in_flight, 256)
-        return PersistenceConfig(self.path, settings, {"otlp_handling": self.otlp_handling}, exporters)
+        return PersistenceConfig(self.path, settings, self.values_for(OtlpSettings), exporters)
 
 
 _Action = settings_config("action", AttributeAction)

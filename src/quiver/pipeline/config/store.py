@@ -3,58 +3,58 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from quiver.errors import UsageError
+from quiver.pipeline.config.base import settings_keys
 from quiver.pipeline.config.formatting import duration_words
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver
+from quiver.receivers.polled_settings import StoreReceiverSettings
 from quiver.store.format.names import check_subscriber_id
 
 if TYPE_CHECKING:
     from quiver.observe import Observer
-    from quiver.receivers.store_receiver import StoreReceiverSettings
     from quiver.store.store import Store
 
 __all__ = ["StoreReceiverConfig"]
 
 
+@settings_keys(
+    StoreReceiverSettings,
+    "subscriber",
+    "start",
+    "poll_interval_s",
+    store="directory",
+    types={"store": Field(min_length=1)},
+)
 class StoreReceiverConfig(PolledReceiverConfig):
     """
-    `urn:quiver:store:receiver`: reads the store of another program as a subscriber, each bundle at least once.
-
-    Attributes:
-        store: the directory of that store. Another process may have it open, and it may not exist yet.
-        subscriber: the subscriber id; only one reader at a time may use it.
-        start: where a new subscriber starts.
+    `urn:quiver:store:receiver`: reads the store of another program as a subscriber, each bundle at least once. The
+    keys are fields of `StoreReceiverSettings`.
     """
 
-    store: Annotated[str, Field(min_length=1)]
-    subscriber: str = "pipeline"
-    start: Literal["earliest", "latest"] = "earliest"
-
-    def model_post_init(self, context: Any, /) -> None:
+    def check(self) -> None:
         """Refuse an invalid subscriber id."""
-        super().model_post_init(context)
+        settings = self.settings()
         try:
-            check_subscriber_id(self.subscriber)
+            check_subscriber_id(settings.subscriber)
         except UsageError as error:
             raise ValueError(f"subscriber: {error}") from error
 
     @property
     def position(self) -> str:
         """The subscriber and the real path of its store, so that two spellings of one path are equal."""
-        return f"subscriber {self.subscriber} of the store {os.path.realpath(self.store)}"
+        settings = self.settings()
+        return f"subscriber {settings.subscriber} of the store {os.path.realpath(settings.directory)}"
 
     def settings(self) -> StoreReceiverSettings:
         """Return the settings of the receiver."""
-        from quiver.receivers.store_receiver import StoreReceiverSettings  # noqa: PLC0415 - only what is configured
-
-        return StoreReceiverSettings(
-            self.store.rstrip("/") or "/", self.subscriber, self.start, poll_interval_s=self.poll_interval
-        )
+        settings = self.build(StoreReceiverSettings)
+        return replace(settings, directory=settings.directory.rstrip("/") or "/")
 
     def receiver(self, store: Store, observer: Observer) -> Receiver:
         """Return a receiver that fills *store*; it is not started yet."""
@@ -64,10 +64,11 @@ class StoreReceiverConfig(PolledReceiverConfig):
 
     def describe(self) -> dict[str, str]:
         """Describe which store the receiver reads, and as which subscriber."""
+        settings = self.settings()
         return {
-            "reads": self.settings().listening_addr,
-            "as_subscriber": self.subscriber,
-            "begins_at": f"{self.start}, when the subscriber is new",
-            "looks_every": duration_words(self.poll_interval),
+            "reads": settings.listening_addr,
+            "as_subscriber": settings.subscriber,
+            "begins_at": f"{settings.start}, when the subscriber is new",
+            "looks_every": duration_words(settings.poll_interval_s),
             "stores": "bundles as they are; each at least once",
         }

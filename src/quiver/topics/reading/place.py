@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quiver.metadata.location import MetadataLocation
 from quiver.topics.format.names import ACTIVE_FILE
@@ -24,8 +24,8 @@ class TopicPlace:
     """
 
     root: str | None
-    objects: str | None = None
-    metadata: str | None = None
+    objects: str | None = field(default=None, repr=False)
+    metadata: str | None = field(default=None, repr=False)
     root_prefix: str = "/danube"
     file_name: str = ACTIVE_FILE
 
