@@ -56,6 +56,6 @@ def test_a_batch_is_committed_once():
         fs.create(f"/out/logs/{part_prefix(QUERY, 3)}{attempt}.part").close()
     committer.commit(3, [Part("logs", f"{part_prefix(QUERY, 3)}a.part", 1, 0)], {})
     before = fs.list_dir("/out/logs")
-    with pytest.raises(InvariantError, match="batch 3 is committed once"):
+    with pytest.raises(InvariantError, match="batch 3 is committed once: its record names the files that count"):
         committer.commit(3, [Part("logs", f"{part_prefix(QUERY, 3)}b.part", 1, 0)], {})
     assert fs.list_dir("/out/logs") == before

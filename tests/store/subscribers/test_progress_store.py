@@ -219,16 +219,33 @@ def test_wrong_use_of_a_subscriber_file_raises(disk):
     with pytest.raises(UnknownSubscriberError):
         file.acquire()
     create_if_missing(disk, ROOT, "a", start="latest", segments=Segments(), profile="spec")
-    with pytest.raises(InvariantError, match="only the owner"):
+    with pytest.raises(InvariantError, match="only the owner of subscriber 'a' may write its progress"):
         file.save()
     file.acquire()
     file.acquire()
-    with pytest.raises(InvariantError, match="known"):
+    unknown = pytest.raises(InvariantError, match="the segments must be known before progress is read or written")
+    with unknown:
         file.position()
-    with pytest.raises(InvariantError, match="known"):
+    with unknown:
         file.ack_through(1, 0)
     with pytest.raises(UsageError):
         SubscriberFile(disk, ROOT, "no/slash")
+
+
+def test_progress_does_not_move_back_without_a_rewind(disk):
+    """Its subscriber would get bundles again that it has acknowledged."""
+    create_if_missing(disk, ROOT, "a", start="earliest", segments=Segments([SegmentRef(4, 2)]), profile="spec")
+    file = SubscriberFile(disk, ROOT, "a")
+    file.acquire()
+    file.know([SegmentRef(4, 2), SegmentRef(5, 3)])
+    file.ack_through(5, 1)
+    file.save()
+    with pytest.raises(InvariantError, match="must not move back without a rewind"):
+        file.put(Progress(4, {}))
+    assert load_progress(disk, ROOT, "a") == file.written
+    file.put(Progress(4, {}), is_rewound=True)
+    assert load_progress(disk, ROOT, "a") == Progress(4, {})
+    file.release()
 
 
 def test_a_damaged_file_is_not_owned_until_somebody_decides(disk):
