@@ -1,1 +1,1 @@
-"""Puts the modules that tests of pipelines share on the path, for those in sub-folders too."""
+"""Puts the shared modules of the pipeline tests on the path, also for tests in sub-folders."""

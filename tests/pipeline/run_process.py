@@ -1,4 +1,4 @@
-"""`quiver run` as a process, for tests: started on a file, fed over HTTP, stopped, and what it said."""
+"""`quiver run` as a process, for tests: started on a file, fed over HTTP, stopped, with its output."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def with_processor(site, source=EXAMPLES / "custom_processor"):
 
 
 def request(*numbers, severity=9, **resource):
-    """An export request with a log record for each number, of a resource with these attributes."""
+    """Return an export request with a log record for each number, of a resource with these attributes."""
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
     made = ExportLogsServiceRequest()
@@ -58,7 +58,7 @@ def request(*numbers, severity=9, **resource):
 
 
 def bodies(directory):
-    """The bodies of all log records in a store, whatever form they are stored in."""
+    """Return the bodies of all log records in a store, for any storage format."""
     with quiver.read(directory) as reader:
         found = [body for _, bundle in reader.bundles() for body in view(bundle, "logs").column("body").to_pylist()]
         return sorted(body["string_value"] for body in found)
@@ -122,7 +122,7 @@ class Run:
         return read_state(self.run_dir).get("children", {})
 
     def is_listening(self):
-        """Whether every ingest process listens, in its present life."""
+        """Return whether every current ingest process listens."""
         ingests = {name: child for name, child in self.children().items() if name.startswith("ingest")}
         return bool(ingests) and all(self._has_said(name, child["pid"]) for name, child in ingests.items())
 
@@ -137,14 +137,14 @@ class Run:
             assert answer.status == 200
 
     def reload(self):
-        """Send SIGHUP and wait for what is said of it; return that."""
+        """Send SIGHUP, wait for the response, and return it."""
         before = self.said.count("reloaded")
         os.kill(self.process.pid, signal.SIGHUP)
         self.until(lambda: self.said.count("reloaded") > before and self.said.endswith("\n"))
         return next(line for line in reversed(self.said.splitlines()) if "reloaded" in line)
 
     def stop(self, seconds=60):
-        """Stop in order; return what was said."""
+        """Stop in order, and return the output."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(seconds) == 0, self.logs()
         self.reader.join()

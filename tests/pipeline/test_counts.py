@@ -1,4 +1,4 @@
-"""What the Spark process counts is told by the ingest process, once, whichever of them dies in between."""
+"""The ingest process publishes the counts of the Spark process, each once, after a restart of either."""
 
 import pytest
 
@@ -13,10 +13,10 @@ def given_up(written, amount):
     written.write()
 
 
-def test_what_was_counted_is_told_once(tmp_path):
-    """With its attributes. Nothing is told before the other process is there, or when nothing new came."""
-    told = InMemoryObserver()
-    reading = CountsRead(tmp_path, told)
+def test_counts_are_published_once(tmp_path):
+    """With their attributes; not before the Spark process writes them, and not again without new ones."""
+    observer = InMemoryObserver()
+    reading = CountsRead(tmp_path, observer)
     reading.look()
     written = CountsWritten(tmp_path, 1)
     given_up(written, 2)
@@ -24,25 +24,25 @@ def test_what_was_counted_is_told_once(tmp_path):
         reading.look()
     given_up(written, 3)
     reading.look()
-    assert dict(told.counts) == {(NAME, (("exporter", "lake"), ("how", "drop"))): 5}
+    assert dict(observer.counts) == {(NAME, (("exporter", "lake"), ("how", "drop"))): 5}
 
 
-def test_another_life_of_either_counts_from_nothing(tmp_path):
-    """What the new one counts is added to what the old one had, also where it happens to be more."""
-    told = InMemoryObserver()
-    reading = CountsRead(tmp_path, told)
+def test_a_restart_of_either_process_starts_a_new_count(tmp_path):
+    """The counts of a new Spark process are added to those of the old one, even if they are larger."""
+    observer = InMemoryObserver()
+    reading = CountsRead(tmp_path, observer)
     given_up(CountsWritten(tmp_path, 1), 2)
     reading.look()
     given_up(CountsWritten(tmp_path, 2), 7)
     reading.look()
-    assert told.total(NAME) == 9
-    anew = InMemoryObserver()
-    CountsRead(tmp_path, anew).look()
-    assert anew.total(NAME) == 7
+    assert observer.total(NAME) == 9
+    restarted = InMemoryObserver()
+    CountsRead(tmp_path, restarted).look()
+    assert restarted.total(NAME) == 7
 
 
-def test_nothing_is_written_that_did_not_change(tmp_path):
-    """It is asked four times a second."""
+def test_unchanged_counts_are_not_written(tmp_path):
+    """Writing is attempted four times a second."""
     written = CountsWritten(tmp_path, 1)
     written.write()
     assert not (tmp_path / SPARK_COUNTS).exists()
@@ -52,20 +52,20 @@ def test_nothing_is_written_that_did_not_change(tmp_path):
     assert not (tmp_path / SPARK_COUNTS).exists()
 
 
-def test_a_counter_of_nothing_begins(tmp_path):
-    """So that a rate sees its first event."""
-    told = InMemoryObserver()
+def test_a_counter_starts_at_zero(tmp_path):
+    """So that a rate includes the first event."""
+    observer = InMemoryObserver()
     given_up(CountsWritten(tmp_path, 1), 0)
-    CountsRead(tmp_path, told).look()
-    assert dict(told.counts) == {(NAME, (("exporter", "lake"), ("how", "drop"))): 0}
+    CountsRead(tmp_path, observer).look()
+    assert dict(observer.counts) == {(NAME, (("exporter", "lake"), ("how", "drop"))): 0}
 
 
 @pytest.mark.parametrize(
     "said", ["", "{", "[]", "{}", '{"pid": 1, "counts": [[1]]}', '{"pid": 1, "counts": [["a", 1, 1]]}']
 )
-def test_a_file_of_another_shape_says_nothing(tmp_path, said):
-    """The ingest process has more to do than metrics."""
+def test_an_invalid_file_is_ignored(tmp_path, said):
+    """An error in metrics must not stop the ingest process."""
     (tmp_path / SPARK_COUNTS).write_text(said)
-    told = InMemoryObserver()
-    CountsRead(tmp_path, told).look()
-    assert not told.counts
+    observer = InMemoryObserver()
+    CountsRead(tmp_path, observer).look()
+    assert not observer.counts

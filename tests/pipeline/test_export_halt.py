@@ -1,4 +1,4 @@
-"""A query that failed is started again; one that halted is not."""
+"""A failed query is started again; a halted one is not."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -41,8 +41,8 @@ class Sieve:
     ("error", "starts"),
     [(RuntimeError("disk"), 2), (RuntimeError(f"quiver.errors.{DeliveryHaltedError('out', '0:1', 'HTTP 400')!r}"), 1)],
 )
-def test_a_halt_is_no_failure_to_recover_from(monkeypatch, error, starts):
-    """Another start would only meet the same bundle."""
+def test_a_halted_query_is_not_restarted(monkeypatch, error, starts):
+    """Another start would fail on the same bundle."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     started = []
@@ -62,8 +62,8 @@ def test_a_halt_is_no_failure_to_recover_from(monkeypatch, error, starts):
     assert [one.sieve.closed for one in started][:1] == [1], "the next one needs what this one held"
 
 
-def test_a_query_that_fails_waits_as_its_retry_says(monkeypatch):
-    """And not by figures of our own, which the file could not change."""
+def test_the_delay_of_a_failed_query_follows_its_retry_settings(monkeypatch):
+    """All delays can be changed in the file."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     started = []
@@ -86,7 +86,7 @@ def test_a_query_that_fails_waits_as_its_retry_says(monkeypatch):
 
 
 def test_a_halt_between_batches_stops_the_query(monkeypatch, caplog):
-    """A bundle was tried once more, by itself, and its policy says to stop at it."""
+    """A bundle was retried individually, and its policy is `halt`."""
     sieve = Sieve(DeliveryHaltedError("out", "0:1", "5 attempts failed"))
     running = RunningQuery(Query(None), sieve)
     monkeypatch.setattr(export, "start_query", lambda _spark, _plan, _observer, *, stats: running)

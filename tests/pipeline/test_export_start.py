@@ -1,4 +1,4 @@
-"""An exporter that cannot start is tried again; the Spark process, and with it the others, goes on."""
+"""An exporter that cannot start is retried; the Spark process and its other exporters continue."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -24,8 +24,8 @@ POLICY = RetryPolicy(initial_interval_s=1.0, max_interval_s=30.0, multiplier=2.0
         RuntimeError("an exception of Spark's, whose class nobody knows here"),
     ],
 )
-def test_one_that_cannot_start_is_tried_again(problem, monkeypatch, caplog):
-    """With a pause that grows, as its `retry` says, and the reason each time; the process goes on for the others."""
+def test_an_exporter_that_cannot_start_is_retried(problem, monkeypatch, caplog):
+    """After the growing delays of its `retry`, with the reason each time; the process continues for the others."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     tried = []
@@ -50,7 +50,7 @@ def test_one_that_cannot_start_is_tried_again(problem, monkeypatch, caplog):
 
 
 class _Starting:
-    """A query whose Python process is not up yet."""
+    """A query whose Python process is still starting."""
 
     isActive = True  # noqa: N815 - Spark's name
 
@@ -75,8 +75,8 @@ def _many(monkeypatch, count):
     return [export._Export(None, plan) for plan in plans], started, clock
 
 
-def test_queries_start_a_few_at_a_time(monkeypatch):
-    """Their Python processes would hold each other up beyond the time that Spark gives them, at every new try."""
+def test_only_a_few_queries_start_at_the_same_time(monkeypatch):
+    """Otherwise, their Python processes would exceed Spark's timeout together, at every attempt."""
     exports, started, clock = _many(monkeypatch, 5)
     export.look_at_all(exports)
     export.look_at_all(exports)
@@ -94,4 +94,4 @@ def test_queries_start_a_few_at_a_time(monkeypatch):
 
     clock.now = export.STARTING_S
     export.look_at_all(exports)
-    assert list(started)[-1] == "out4", "those that hang for a reason of their own hold up nobody"
+    assert list(started)[-1] == "out4", "a query that hangs does not block others"

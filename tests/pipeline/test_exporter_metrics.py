@@ -1,4 +1,4 @@
-"""Every exporter has the same metrics, whatever it sends to, in whichever process; they are right from the start."""
+"""All exporters have the same metrics, for any destination, in any process, from the start."""
 
 import threading
 import urllib.request
@@ -48,7 +48,7 @@ CONTRACT = {
         for name in ("last_success_timestamp_seconds", "retry_queue_bundles", "dead_letters", "behind_seconds")
     },
 }
-"""What each exporter has: name and type of failure, and what it is where nothing has happened yet."""
+"""Metric name and failure type → the initial value. Every exporter has these metrics."""
 
 
 def name_of(urn):
@@ -56,7 +56,7 @@ def name_of(urn):
 
 
 def pipeline_of_all(directory, http_port, metrics_port, *, behind_processor=False):
-    """A receiver, a store, and every exporter that there is; or each of them behind a processor."""
+    """Return a pipeline with a receiver, a store, and every kind of exporter, optionally each after a processor."""
     nodes = {
         "in": {
             "kind": "receiver", "plugin_urn": "urn:otel:otlp:receiver", "out_ports": {"o": {"destinations": ["store"]}},
@@ -94,7 +94,7 @@ def scrape(port):
 
 
 def of_exporters(samples):
-    """Exporter → what it has of the names of the contract, and by which labels."""
+    """Return exporter → its values for the names in `CONTRACT`, after checking their labels."""
     found = {}
     names = {name for name, _ in CONTRACT}
     for sample in samples:
@@ -105,8 +105,8 @@ def of_exporters(samples):
     return found
 
 
-def test_the_contract_is_all_that_has_no_signal():
-    """Whoever adds a metric of exporters decides: all of them have it, or it is about single events of some."""
+def test_the_contract_includes_all_metrics_of_all_exporters():
+    """A new metric is added to the contract, or to the list of those that only some exporters have."""
     of_some = {"requests", "rejected_items", "left_out", "given_up", "replayed", "dead_letters_dropped"}
     names = {metric.name.removeprefix("quiver.exporter.") for metric in METRICS if ".exporter." in metric.name}
     of_all = {name.removeprefix(PREFIX).removesuffix("_seconds") for name, _ in CONTRACT} | {"behind_seconds"}
@@ -116,7 +116,7 @@ def test_the_contract_is_all_that_has_no_signal():
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("behind_processor", [False, True])
 def test_every_exporter_has_the_same_metrics(tmp_path, behind_processor):
-    """Before anything is delivered, and before Spark is up."""
+    """Before the first delivery, and before Spark has started."""
     assert set(CONFIGS) == {urn for urn, plugin in PLUGINS.items() if plugin.kind == "exporter"}
     http_port, port = free_ports(2)
     run_dir = tmp_path / "run"
@@ -161,8 +161,8 @@ def figures_of(*stores):
     return ExporterFigures(lambda: {"out": list(stores)}).figures()["out"]
 
 
-def test_behind_is_the_age_of_the_oldest_bundle_that_is_not_confirmed(store, clock):
-    """In the open segment and in sealed ones, claimed and deferred or not; nothing once all is confirmed."""
+def test_behind_is_the_age_of_the_oldest_unresolved_bundle(store, clock):
+    """In the open segment and in sealed ones, claimed, deferred or free; zero when all are resolved."""
     assert figures_of(store)["behind_s"] == 0
     store.ingest(bundle())
     clock.advance(10.0)
@@ -183,8 +183,8 @@ def test_behind_is_the_age_of_the_oldest_bundle_that_is_not_confirmed(store, clo
     assert figures_of(store)["behind_s"] == 0
 
 
-def test_what_waits_and_what_was_given_up_is_read_from_the_disk(store):
-    """So that it is right before an exporter in another process runs, and while it does not."""
+def test_retries_and_dead_letters_are_read_from_disk(store):
+    """So the values are correct before an exporter in another process runs, and while it does not."""
     store.ingest(bundle())
     store.seal()
     subscriber = store.register("out")
@@ -199,7 +199,7 @@ def test_what_waits_and_what_was_given_up_is_read_from_the_disk(store):
     assert (figures["retry_queue_bundles"], figures["dead_letters"]) == (1, 1)
 
 
-def test_the_last_success_is_known_to_another_life(store, clock):
+def test_the_last_success_survives_a_restart(store, clock):
     """Of either process."""
     stats = ExporterStats("out", roots=[store.path], clock=clock)
     stats.delivered(1, 1)
@@ -207,8 +207,8 @@ def test_the_last_success_is_known_to_another_life(store, clock):
     assert figures_of(store)["last_success_s"] == clock.now_ns() / 1e9
 
 
-def test_what_cannot_be_read_is_left_out(store, tmp_path):
-    """The others are told; nothing stops for it."""
+def test_unreadable_values_are_omitted(store, tmp_path):
+    """The others are reported, and no process stops."""
     (tmp_path / "buffer" / report_name("out")).write_bytes(b"\x00")
     (tmp_path / "buffer" / retry_set_name("out")).write_bytes(b"\x00")
     figures = figures_of(store)
@@ -217,7 +217,7 @@ def test_what_cannot_be_read_is_left_out(store, tmp_path):
 
 
 def test_stores_of_several_cores_are_one_exporter(tmp_path, clock):
-    """What waits adds up; of ages the oldest counts, of successes the last."""
+    """Retries are added; of ages the oldest is used, of successes the last."""
     with (
         open_store(tmp_path / "a", clock=clock, background=False) as one,
         open_store(tmp_path / "b", clock=clock, background=False) as two,
@@ -241,8 +241,8 @@ def test_stores_of_several_cores_are_one_exporter(tmp_path, clock):
         }
 
 
-def test_counters_of_nothing_reach_the_meter():
-    """An observer of OpenTelemetry shows them, too."""
+def test_counters_at_zero_reach_the_meter():
+    """The observer for OpenTelemetry exports them, too."""
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 

@@ -1,4 +1,4 @@
-"""The OTLP exporter of a pipeline: from the ingest process to a real receiver, through outages and SIGKILL."""
+"""The OTLP exporter of a pipeline, from the ingest process to a real receiver, with outages and SIGKILL."""
 
 import contextlib
 import gzip
@@ -64,7 +64,7 @@ def wait_until(true, log=None):
 
 
 class Ingest:
-    """`python -m quiver.pipeline.ingest` on the example, under a supervisor that is this test."""
+    """`python -m quiver.pipeline.ingest` on the example, with this test as its supervisor."""
 
     def __init__(self, directory, far_port):
         self.log = directory / "ingest.log"
@@ -109,8 +109,8 @@ def arrived(directory):
 
 
 @pytest.mark.slow
-def test_what_was_confirmed_reaches_the_far_side(tmp_path):
-    """Down from the start; killed with SIGKILL; then up, and a clean stop sends what is left."""
+def test_confirmed_data_reach_the_destination(tmp_path):
+    """It is down at the start; the process is killed; then it is up, and a clean stop sends all remaining data."""
     (far_port,) = free_ports(1)
     with Ingest(tmp_path, far_port) as ingest:
         for number in range(5):
@@ -134,15 +134,15 @@ def test_what_was_confirmed_reaches_the_far_side(tmp_path):
 
 
 def many_lives(tmp_path, lives, random):
-    """The ingest process is killed at work, again and again; every other time the far side is there."""
+    """Kill the running ingest process several times; the destination is up every other time."""
     (far_port,) = free_ports(1)
     settings = OtlpSettings(listening_addr=f"127.0.0.1:{far_port}", workers=2)
     confirmed = []
     for life in range(lives):
-        with contextlib.ExitStack() as far_side:
+        with contextlib.ExitStack() as otlp_server:
             if life % 2:
-                store = far_side.enter_context(quiver.open(tmp_path / "far"))
-                far_side.enter_context(OtlpGrpcReceiver(store, settings))
+                store = otlp_server.enter_context(quiver.open(tmp_path / "far"))
+                otlp_server.enter_context(OtlpGrpcReceiver(store, settings))
             with Ingest(tmp_path, far_port) as ingest:
                 for _ in range(random.randrange(5, 200)):
                     ingest.post(request(len(confirmed)))
@@ -160,13 +160,13 @@ def many_lives(tmp_path, lives, random):
 
 @pytest.mark.kill
 @pytest.mark.timeout(900)
-def test_what_was_confirmed_reaches_the_far_side_through_many_kills(tmp_path):
-    """Fifteen lives of the ingest process."""
+def test_confirmed_data_reach_the_destination_after_many_kills(tmp_path):
+    """Of fifteen ingest processes."""
     assert many_lives(tmp_path, 15, Random()) >= 15 * 5
 
 
-def test_the_example_is_a_pipeline_without_spark():
-    """It is checked like any other, and says where everything goes."""
+def test_the_example_without_spark_is_valid():
+    """Its description has the destination of all data."""
     pipeline = read_pipeline(EXAMPLE, ["endpoint=https://far:1"], {})
 
     assert pipeline.queries == []
@@ -184,8 +184,8 @@ def test_the_example_is_a_pipeline_without_spark():
     assert (row["to"], row["receives"]) == ("https://far:1", "everything")
 
 
-def test_the_page_is_a_pipeline_and_names_every_key():
-    """The file of the how-to is accepted, and its table has the keys of the node, no more and no less."""
+def test_the_page_has_a_valid_file_and_every_key():
+    """The file of the how-to is accepted, and its table lists exactly the keys of the node."""
     page = (EXAMPLE.parents[1] / "docs" / "howto" / "forward.md").read_text()
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     ((_, config),) = load_pipeline(text, source="p.yaml", values={})[0].forwarders
@@ -205,8 +205,8 @@ def changed(old, new):
 GRPC = 'grpc_endpoint: "{{endpoint:-http://127.0.0.1:14317}}"'
 
 
-def test_every_key_reaches_the_sender():
-    """What is written in the file is what the sender is told."""
+def test_every_key_is_a_setting_of_the_sender():
+    """With the value in the file."""
     keys = """http_endpoint: "https://far:1/base"
       tls: {ca_file: ca.pem, cert_file: c.pem, key_file: k.pem}
       headers: {authorization: "Bearer x"}
@@ -243,14 +243,14 @@ def test_every_key_reaches_the_sender():
         ("timeout: 15s", "tls: {ca_fiel: x}", "unknown key tls.ca_fiel; did you mean ca_file?"),
     ],
 )
-def test_mistakes_are_said_before_anything_starts(old, new, reason):
-    """With the key that is wrong."""
+def test_invalid_settings_are_refused_before_the_start(old, new, reason):
+    """The error names the key."""
     with pytest.raises(PipelineError, match=f".*{reason.replace('(', '.').replace('?', '.')}"):
         changed(old, "" if new == "{}" else new)
 
 
-def test_a_dead_exporter_holds_up_no_other(tmp_path, caplog):
-    """Both are given everything; what the dead one did not get stays for it, and is told at the end."""
+def test_a_failing_exporter_does_not_block_another(tmp_path, caplog):
+    """Both receive all data; the pending data of the failing one are kept, and reported at the end."""
     dead, alive = free_ports(2)
     second = EXAMPLE.read_text().partition("  otlp_exporter:\n")[2].replace("14317", str(alive))
     text = EXAMPLE.read_text().replace("          - otlp_exporter\n", "          - otlp_exporter\n          - second\n")
@@ -278,15 +278,15 @@ def test_a_dead_exporter_holds_up_no_other(tmp_path, caplog):
     assert said.startswith(f"otlp_exporter → http://127.0.0.1:{dead}: 20 bundles stay in the store: UNAVAILABLE")
 
 
-def test_a_certificate_that_is_not_there_cannot_be_helped_by_a_restart(tmp_path):
-    """It is wrong use, said with the node's name before a port opens."""
+def test_a_missing_certificate_is_a_usage_error(tmp_path):
+    """A restart cannot help; the error names the node before a port opens."""
     pipeline = changed(GRPC, 'grpc_endpoint: "https://far:1"\n      tls: {ca_file: none.pem}')
     with quiver.open(tmp_path) as store, pytest.raises(UsageError, match="otlp_exporter: tls.ca_file: .*none.pem"):
         Forwarding(pipeline, store, InMemoryObserver())
 
 
-def test_what_was_not_let_in_comes_back_when_it_is(tmp_path):
-    """With `denied: drop` a wrong token makes dead letters; the first request that is let in brings them back."""
+def test_denied_data_are_replayed_when_accepted(tmp_path):
+    """With `denied: drop`, a wrong token produces dead letters; the first accepted request starts their replay."""
     tokens = {"right": False}
 
     class Far(BaseHTTPRequestHandler):

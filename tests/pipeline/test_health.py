@@ -38,7 +38,7 @@ nodes:
 
 
 def fetch(address, path, method="GET"):
-    """The status and the text of an answer."""
+    """Return the status and the text of a response."""
     request = urllib.request.Request(f"http://{address}{path}", method=method)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -59,8 +59,8 @@ def endpoint():
     made.stop()
 
 
-def test_each_path_has_its_answer(endpoint, tmp_path):
-    """Readiness follows the process and its store; other paths do not exist."""
+def test_each_path_has_its_response(endpoint, tmp_path):
+    """Readiness depends on the process and its store; other paths do not exist."""
     assert fetch(endpoint.address, "/livez") == (200, "ok\n")
     assert fetch(endpoint.address, "/readyz") == (503, "[-] ports: the ports are not open yet\nnot ready\n")
     for path in ("/", "/health", "/metrics/", "/readyz/x"):
@@ -79,7 +79,7 @@ def test_each_path_has_its_answer(endpoint, tmp_path):
     assert "is closed" in text
 
 
-def test_a_silent_client_holds_up_nobody(endpoint):
+def test_a_silent_client_does_not_block_others(endpoint):
     with socket.create_connection(endpoint.address.split(":")):
         assert fetch(endpoint.address, "/livez") == (200, "ok\n")
 
@@ -155,11 +155,11 @@ def test_notify_sends_one_datagram(tmp_path, is_abstract):
         notify(name, "READY=1", "STATUS=ready")
         assert systemd.recv(1000) == b"READY=1\nSTATUS=ready"
     notify(None, "READY=1")
-    notify(str(tmp_path / "nobody"), "READY=1")  # logged; the service goes on
+    notify(str(tmp_path / "nobody"), "READY=1")  # logged, without an exception
 
 
-def test_a_pipeline_tells_systemd_and_probes(tmp_path, monkeypatch):
-    """Ready when everything listens; stopping at SIGTERM."""
+def test_a_pipeline_notifies_systemd_and_answers_probes(tmp_path, monkeypatch):
+    """Ready when every port listens; stopping after SIGTERM."""
     metrics, over_grpc, over_http = free_ports(3)
     file = tmp_path / "p.yaml"
     file.write_text(PIPELINE, encoding="utf-8")
@@ -169,8 +169,8 @@ def test_a_pipeline_tells_systemd_and_probes(tmp_path, monkeypatch):
         systemd.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         with Run(tmp_path, file, values) as run:
-            told = systemd.recv(1000).decode()
-            assert told.startswith("READY=1\nSTATUS=ready: listens on ")
+            message = systemd.recv(1000).decode()
+            assert message.startswith("READY=1\nSTATUS=ready: listens on ")
             assert fetch(f"127.0.0.1:{metrics}", "/readyz") == (200, "[+] ports\n[+] buffer persistence\nready\n")
             with grpc.insecure_channel(f"127.0.0.1:{over_grpc}") as channel:
                 stub = health_pb2_grpc.HealthStub(channel)

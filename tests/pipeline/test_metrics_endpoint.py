@@ -1,4 +1,4 @@
-"""The port of a running pipeline that answers Prometheus."""
+"""The port of a running pipeline for Prometheus."""
 
 import urllib.error
 import urllib.request
@@ -29,8 +29,8 @@ def endpoint():
     made.stop()
 
 
-def test_it_serves_counters_latencies_and_gauges(endpoint, tmp_path):
-    """After a durable bundle, a sealed segment and a subscriber that lags, a scrape has all of it, with its words."""
+def test_a_scrape_has_counters_latencies_and_gauges(endpoint, tmp_path):
+    """After a durable bundle, a sealed segment and a lagging subscriber, with the description of each metric."""
     with open_store(tmp_path / "d", observer=endpoint.observer, background=False) as store:
         endpoint.start()
         endpoint.observe(store)
@@ -50,8 +50,8 @@ def test_it_serves_counters_latencies_and_gauges(endpoint, tmp_path):
             assert metric.meaning in text
 
 
-def test_a_port_that_is_taken_is_said_so(endpoint, tmp_path):
-    """With the address; what held it goes on."""
+def test_a_port_in_use_is_reported(endpoint, tmp_path):
+    """With the address; the other process is not affected."""
     with open_store(tmp_path / "d", background=False) as store:
         endpoint.start()
         endpoint.observe(store)
@@ -62,8 +62,8 @@ def test_a_port_that_is_taken_is_said_so(endpoint, tmp_path):
         assert "quiver_wal_files" in fetch(endpoint.address)
 
 
-def test_after_stop_nobody_answers(endpoint, tmp_path):
-    """Stopping twice is fine."""
+def test_after_stop_the_port_is_closed(endpoint, tmp_path):
+    """A second stop is allowed."""
     with open_store(tmp_path / "d", background=False) as store:
         endpoint.start()
         endpoint.observe(store)

@@ -1,4 +1,4 @@
-"""How much a query of a pipeline takes at a time."""
+"""The limits of a batch of a pipeline's query."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize(("example", "limit"), [("sql-processor", str(BATCH_BUNDLES_MAX)), ("otlp-to-parquet", None)])
-def test_a_batch_that_goes_through_processors_stays_small(example: str, limit: str | None) -> None:
-    """So small that what fails in it can be told apart, whatever the backlog is; others are as large as they come."""
+def test_a_batch_with_processors_is_small(example: str, limit: str | None) -> None:
+    """So small that bad bundles in it can be found, for any backlog; other batches have no limit."""
     path = EXAMPLES / f"{example}.yaml"
     pipeline, _ = load_pipeline(path.read_text(), source=str(path), values={})
     limits = {source_options(plan).get("maxBundlesPerTrigger") for plan in plan_queries(pipeline, Path("run"))}

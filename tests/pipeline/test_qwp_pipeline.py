@@ -1,4 +1,4 @@
-"""A pipeline that listens for QWP: from the file to rows in its store."""
+"""A pipeline with a QWP receiver: from the file to rows in its store."""
 
 import socket
 import threading
@@ -35,8 +35,8 @@ def pipeline(path, port):
 
 
 @pytest.mark.timeout(60)
-def test_what_a_client_sends_is_in_the_store_of_the_pipeline(tmp_path):
-    """And the port is closed when the pipeline ends."""
+def test_received_rows_are_in_the_store_of_the_pipeline(tmp_path):
+    """The port is closed when the pipeline ends."""
     port = free_port()
     text = yaml.safe_dump(pipeline(tmp_path / "buffer", port))
     run_dir = tmp_path / "run"
@@ -59,12 +59,12 @@ def test_what_a_client_sends_is_in_the_store_of_the_pipeline(tmp_path):
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
-def test_all_cores_listen_where_that_is_wanted(tmp_path):
-    """On one port; clients are asked to connect again from time to time, so that all of them get their share."""
+def test_all_cores_can_listen(tmp_path):
+    """On the same port; connections have a maximum age, so that clients reconnect, to any of the cores."""
     made = pipeline(tmp_path / "buffer", 4)
     made["groups"]["a"]["pipelines"]["b"]["nodes"]["in"]["config"]["listening_cores"] = "all"
     ((_, config),) = load_pipeline(yaml.safe_dump(made), source="p.yaml", values={})[0].receivers
-    for core in range(2):  # of the first, and of the others
+    for core in range(2):  # the first core, then another one
         with quiver.open(str(tmp_path / "buffer"), cores=2, core=core) as store:
             (one,) = config.receivers(ReceiverPlace(store.core(core), InMemoryObserver(), cores=2, core=core))
             assert one.settings.share_port
@@ -72,8 +72,8 @@ def test_all_cores_listen_where_that_is_wanted(tmp_path):
             one.intake.close()
 
 
-def test_what_is_said_of_it(tmp_path, capsys, monkeypatch):
-    """In plain values, and by `quiver run --check`."""
+def test_the_receiver_is_described(tmp_path, capsys, monkeypatch):
+    """As plain values, and by `quiver run --check`."""
     text = yaml.safe_dump(pipeline(tmp_path / "buffer", 4))
     (receiver,) = describe(load_pipeline(text, source="p.yaml", values={})[0])["receivers"]
 
@@ -88,8 +88,8 @@ def test_what_is_said_of_it(tmp_path, capsys, monkeypatch):
     assert "127.0.0.1:4" in capsys.readouterr().out
 
 
-def test_who_waits_for_the_object_tier_needs_one(tmp_path):
-    """With `cold.objects` at its buffer the receiver is told so; without, see the table of keys."""
+def test_durable_in_the_object_tier_requires_one(tmp_path):
+    """With `cold.objects` of its buffer, the setting is accepted; without, see the table of keys."""
     made = pipeline(tmp_path / "buffer", 9000)
     nodes = made["groups"]["a"]["pipelines"]["b"]["nodes"]
     nodes["in"]["config"]["durable"] = "tier"

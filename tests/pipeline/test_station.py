@@ -1,4 +1,4 @@
-"""The exporters of an ingest process while cores come and go below it."""
+"""The exporters of an ingest process while cores are added and removed."""
 
 import contextlib
 from types import SimpleNamespace
@@ -44,8 +44,8 @@ def part():
     return found
 
 
-def test_a_core_that_goes_while_it_is_looked_at_ends_nothing(part, tmp_path, monkeypatch):
-    """A core that there is no more of, with nothing left in it, is removed by another thread at any moment."""
+def test_a_core_removed_during_the_update_is_skipped(part, tmp_path, monkeypatch):
+    """Another thread may remove an empty core that is no longer configured at any time."""
     quiver.open(tmp_path / "buffer", cores=2, background=False).close()
     observer = InMemoryObserver()
     with contextlib.ExitStack() as opened:
@@ -64,8 +64,8 @@ def test_a_core_that_goes_while_it_is_looked_at_ends_nothing(part, tmp_path, mon
         assert sorted(store.open_stores()) == [0]
 
 
-def test_a_store_that_failed_is_told(part, tmp_path):
-    """One that is closed and still counted among the open ones did not go in good order."""
+def test_a_failed_store_is_an_error(part, tmp_path):
+    """One that is closed but still in the list of open stores did not close normally."""
     with quiver.open(tmp_path / "buffer", cores=1, background=False) as store:
         station = ingest._Station(part, store, store.core(0), InMemoryObserver())
         store.core(0).close()
@@ -75,8 +75,8 @@ def test_a_store_that_failed_is_told(part, tmp_path):
 
 
 @pytest.mark.parametrize("cores", [None, 1])
-def test_an_exporter_that_is_taken_out_is_let_go(part, tmp_path, cores):
-    """So that its data can be dropped while the pipeline runs, or Spark can take its place; the others stay."""
+def test_a_removed_exporter_releases_its_subscriber(part, tmp_path, cores):
+    """Then its data can be dropped while the pipeline runs, or Spark can continue with it; the others stay."""
     text = PIPELINE.replace("[one, two]", "[two]")
     without = load_pipeline(text[: text.index("  one:")] + text[text.index("  two:") :], source="p.yaml", values={})[0]
     with quiver.open(tmp_path / "buffer", cores=cores, background=False) as store:
@@ -91,8 +91,8 @@ def test_an_exporter_that_is_taken_out_is_let_go(part, tmp_path, cores):
     assert held == ["two"]
 
 
-def test_what_could_not_be_made_holds_nothing(part, tmp_path, monkeypatch):
-    """Where the second exporter cannot be made, the first lets go of its retry set, so that both can be made later."""
+def test_a_failed_start_releases_the_retry_sets(part, tmp_path, monkeypatch):
+    """If the second exporter cannot start, the first one closes its retry set, so that both can start later."""
     from quiver.pipeline import forwarding
 
     real = forwarding.sender_of

@@ -1,7 +1,4 @@
-"""
-The store of another program as the source of a pipeline: what is sealed there comes here, each bundle at least
-once.
-"""
+"""The store of another program as the input of a pipeline: its sealed bundles are copied, each at least once."""
 
 import shutil
 import threading
@@ -64,7 +61,7 @@ def ours(tmp_path):
 
 @pytest.fixture
 def receiver_of(ours, tmp_path):
-    """Receivers of `ours`, stopped at the end; each is there to be driven by `take`."""
+    """Return a function that makes receivers of `ours`, which `take` runs; they are stopped at the end."""
     made = []
 
     def make(observer=None, **config):
@@ -84,8 +81,8 @@ def take_all(receiver):
     return taken
 
 
-def test_what_is_sealed_there_is_stored_here(theirs, ours, receiver_of):
-    """With all its slots and its time, while the other program goes on; what both have confirmed leaves its disk."""
+def test_sealed_bundles_of_the_other_store_are_copied(theirs, ours, receiver_of):
+    """With all slots and times, during appends; bundles that both programs resolved are deleted from its disk."""
     receiver = receiver_of()
     for number in range(30):
         theirs.ingest(bundle(number))
@@ -102,8 +99,8 @@ def test_what_is_sealed_there_is_stored_here(theirs, ours, receiver_of):
     assert len(theirs.catalog) == 0
 
 
-def test_what_was_stored_and_not_confirmed_is_stored_again(theirs, ours, receiver_of):
-    """Synced here before it is confirmed there: nothing is lost between the two."""
+def test_a_bundle_stored_but_not_acknowledged_is_stored_again(theirs, ours, receiver_of):
+    """It is synced here before it is acknowledged there, so nothing is lost between the two."""
     theirs.ingest(bundle(0))
     theirs.seal()
     receiver = receiver_of()
@@ -120,8 +117,8 @@ def test_what_was_stored_and_not_confirmed_is_stored_again(theirs, ours, receive
     assert numbers(ours.path) == [0, 0]
 
 
-def test_only_the_confirmation_is_tried_again(theirs, ours, receiver_of):
-    """As long as the disk there is full: what was stored here is not stored a second time."""
+def test_a_failed_acknowledgement_is_retried_alone(theirs, ours, receiver_of):
+    """While the other disk is full, the bundle is not stored here again."""
     for number in range(5):
         theirs.ingest(bundle(number))
     theirs.seal()
@@ -144,8 +141,8 @@ def test_only_the_confirmation_is_tried_again(theirs, ours, receiver_of):
     assert numbers(ours.path) == list(range(5))
 
 
-def test_a_store_that_was_made_anew_is_another_one(tmp_path, ours, receiver_of):
-    """Its numbers begin again; none of its bundles counts as read."""
+def test_a_store_that_was_created_again_is_another_one(tmp_path, ours, receiver_of):
+    """Its numbers start again; none of its bundles counts as read."""
     receiver = receiver_of()
     for first in (0, 100):
         with quiver.open(tmp_path / "theirs", SMALL, background=False) as theirs:
@@ -162,8 +159,8 @@ def test_a_store_that_was_made_anew_is_another_one(tmp_path, ours, receiver_of):
     assert numbers(ours.path) == [*range(3), *range(100, 113)]
 
 
-def test_it_goes_on_where_it_was(theirs, ours, receiver_of):
-    """Under its name; a new name begins at the start, or with what comes from then on."""
+def test_a_receiver_continues_at_its_position(theirs, ours, receiver_of):
+    """By its name; a new name starts at the beginning, or with new data."""
     theirs.ingest(bundle(0))
     theirs.seal()
     first = receiver_of()
@@ -190,8 +187,8 @@ def test_every_core_of_the_other_store_is_read(tmp_path, ours, receiver_of):
     assert sorted(numbers(ours.path)) == list(range(40))
 
 
-def test_what_policy_dropped_there_is_counted_there(tmp_path, ours, receiver_of):
-    """And holds nothing up."""
+def test_dropped_bundles_of_the_other_store_are_counted(tmp_path, ours, receiver_of):
+    """They do not block the receiver."""
     settings = Settings(
         segment_bytes_max=2_000, wal_rotate_bytes=2_000, size_cap_bytes=60_000, size_cap_policy="drop_oldest",
         delete_grace_s=0.0,
@@ -211,8 +208,8 @@ def test_what_policy_dropped_there_is_counted_there(tmp_path, ours, receiver_of)
     assert observer.total("quiver.subscriber.dropped_bundles_total") == 200 - taken
 
 
-def test_damage_costs_what_is_damaged(theirs, ours, receiver_of, caplog):
-    """Said with the file's name, and passed over."""
+def test_damaged_bundles_are_skipped(theirs, ours, receiver_of, caplog):
+    """And logged with the name of the file."""
     for number in range(3):
         theirs.ingest(bundle(number))
         theirs.seal()
@@ -226,8 +223,8 @@ def test_damage_costs_what_is_damaged(theirs, ours, receiver_of, caplog):
     assert str(damaged) in caplog.text
 
 
-def test_a_full_store_here_waits(tmp_path, theirs, receiver_of, monkeypatch):
-    """Nothing is confirmed there that was not stored here; a receiver that waits for room can be stopped."""
+def test_a_receiver_waits_for_a_full_store(tmp_path, theirs, receiver_of, monkeypatch):
+    """Bundles that were not stored here are not acknowledged there; a waiting receiver can be stopped."""
     theirs.ingest(bundle(0))
     theirs.seal()
     receiver = receiver_of()
@@ -246,8 +243,8 @@ def test_a_full_store_here_waits(tmp_path, theirs, receiver_of, monkeypatch):
 
 
 @pytest.mark.timeout(60)
-def test_a_pipeline_takes_what_another_program_keeps(tmp_path):
-    """Also when that store is made after the pipeline began."""
+def test_a_pipeline_copies_the_data_of_another_program(tmp_path):
+    """Even if its store is created after the start of the pipeline."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     lifeline = Lifeline()
@@ -272,21 +269,21 @@ def test_a_pipeline_takes_what_another_program_keeps(tmp_path):
     assert numbers(tmp_path / "ours") == list(range(50))
 
 
-def test_check_says_what_it_reads(tmp_path, monkeypatch, capsys):
-    """The store, as whom, and what becomes of what was left."""
+def test_check_describes_the_store_to_read(tmp_path, monkeypatch, capsys):
+    """Its path and the subscriber."""
     file = tmp_path / "p.yaml"
     file.write_text(yaml.safe_dump(pipeline(tmp_path, subscriber="sidecar")))
     monkeypatch.setattr("sys.argv", ["quiver", "run", str(file), "--check"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"reads: store {tmp_path}/theirs" in told
-    assert "as subscriber: sidecar" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"reads: store {tmp_path}/theirs" in output
+    assert "as subscriber: sidecar" in output
 
 
-def test_circles_are_seen(tmp_path):
-    """Its own store is refused; one that it writes to by an exporter is said."""
+def test_loops_are_detected(tmp_path):
+    """The pipeline's own store is refused; a store to which an exporter writes is a warning."""
     own = pipeline(tmp_path, store=str(tmp_path / "ours") + "/")
     with pytest.raises(PipelineError, match="in would read what store of this pipeline keeps"):
         load(own)
@@ -306,8 +303,8 @@ def test_circles_are_seen(tmp_path):
         ("topic", {"topics": "theirs", "topic": "a/b"}, "subscription pipeline of the topic a/b in .*/theirs"),
     ],
 )
-def test_a_position_has_one_reader(tmp_path, monkeypatch, urn, config, says):
-    """A second receiver that would read as the same subscriber is refused; under another name it is welcome."""
+def test_a_subscriber_has_one_receiver(tmp_path, monkeypatch, urn, config, says):
+    """A second receiver with the same subscriber is refused; with another name it is accepted."""
     monkeypatch.chdir(tmp_path)
     value = pipeline(tmp_path)
     inside = value["groups"]["a"]["pipelines"]["b"]
@@ -332,13 +329,13 @@ def test_a_position_has_one_reader(tmp_path, monkeypatch, urn, config, says):
         ({"path": "x"}, "unknown key path"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, config, says):
+def test_invalid_settings_are_refused(tmp_path, config, says):
     with pytest.raises(PipelineError, match=says):
         load(pipeline(tmp_path, **config))
 
 
-def test_a_directory_that_is_no_store_is_waited_for(tmp_path, receiver_of):
-    """And said to be none."""
+def test_a_missing_store_is_an_error(tmp_path, receiver_of):
+    """For a directory that does not contain one yet."""
     (tmp_path / "theirs").mkdir()
     with pytest.raises(UsageError, match="is not the directory of a store"):
         receiver_of().take()

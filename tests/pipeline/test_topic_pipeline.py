@@ -1,4 +1,4 @@
-"""A topic as the source of a pipeline: from the file to requests in its store, each at least once."""
+"""A topic as the input of a pipeline: from the file to requests in its store, each at least once."""
 
 import threading
 
@@ -68,8 +68,8 @@ def receiver_of(store, tmp_path, **config):
 
 
 @pytest.mark.timeout(60)
-def test_a_pipeline_takes_what_a_topic_has(tmp_path):
-    """Also when the topic comes later than the pipeline, and while another process appends."""
+def test_a_pipeline_reads_the_messages_of_a_topic(tmp_path):
+    """Even if the topic is created after the start, and while another process appends."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     lifeline = Lifeline()
@@ -90,8 +90,8 @@ def test_a_pipeline_takes_what_a_topic_has(tmp_path):
     assert requests(tmp_path / "buffer") == [request(number) for number in range(5)]
 
 
-def test_what_is_confirmed_is_synced_here(tmp_path, topics):
-    """What was stored and not confirmed when the process died is stored again: nothing is lost between the two."""
+def test_a_message_stored_but_not_acknowledged_is_stored_again(tmp_path, topics):
+    """It is synced here before it is acknowledged, so nothing is lost if the process dies between the two."""
     log = topics.topic(TOPIC)
     log.append(request(1), attributes=LOGS)
     with quiver.open(tmp_path / "buffer", background=False) as store:
@@ -114,8 +114,8 @@ def test_what_is_confirmed_is_synced_here(tmp_path, topics):
     assert requests(tmp_path / "buffer") == [request(1), request(2), request(2)]
 
 
-def test_what_is_no_request_is_passed_over(tmp_path, topics):
-    """And counted; what does not say its signal is taken for the one that the file names."""
+def test_invalid_messages_are_skipped(tmp_path, topics):
+    """And counted; a message without a signal has the one in the pipeline file."""
     log = topics.topic(TOPIC)
     log.append(b"\xff\xff", attributes=LOGS)
     log.append(request(1))
@@ -129,8 +129,8 @@ def test_what_is_no_request_is_passed_over(tmp_path, topics):
     assert confirmed(tmp_path) == 3
 
 
-def test_a_full_store_is_waited_for(tmp_path, topics):
-    """Nothing is passed over, and stopping does not wait."""
+def test_a_receiver_waits_for_a_full_store(tmp_path, topics):
+    """No message is skipped, and stopping does not wait."""
     topics.topic(TOPIC).append(request(1), attributes=LOGS)
     with quiver.open(tmp_path / "buffer", background=False) as store:
         receiver = receiver_of(store, tmp_path)
@@ -147,8 +147,8 @@ def test_a_full_store_is_waited_for(tmp_path, topics):
         receiver.stop(0)
 
 
-def test_a_new_subscription_may_begin_at_the_end(tmp_path, topics):
-    """Where that was is kept."""
+def test_a_new_subscription_may_start_at_the_end(tmp_path, topics):
+    """The position is durable."""
     log = topics.topic(TOPIC)
     log.append(request(1), attributes=LOGS)
     with quiver.open(tmp_path / "buffer", background=False) as store:
@@ -159,23 +159,23 @@ def test_a_new_subscription_may_begin_at_the_end(tmp_path, topics):
         receiver.stop(0)
 
 
-def test_check_says_what_is_read_and_written(tmp_path, capsys, monkeypatch):
-    """Each as which subscription, how often, and with which promise."""
+def test_check_describes_topics_to_read_and_write(tmp_path, capsys, monkeypatch):
+    """Each with its subscription, its interval and its guarantee."""
     path = tmp_path / "p.yaml"
     path.write_text(yaml.safe_dump(pipeline(tmp_path)))
     monkeypatch.setattr("sys.argv", ["quiver", "run", str(path), "--check"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    told = capsys.readouterr().out
-    assert f"reads: topic {TOPIC} of {tmp_path}/topics" in " ".join(told.split())
-    assert "as subscription: pipeline" in told
-    assert "each at least once" in told
-    assert f"to: topic default/copy of {tmp_path}/topics" in " ".join(told.split())
-    assert "a batch every 1 s" in told
+    output = capsys.readouterr().out
+    assert f"reads: topic {TOPIC} of {tmp_path}/topics" in " ".join(output.split())
+    assert "as subscription: pipeline" in output
+    assert "each at least once" in output
+    assert f"to: topic default/copy of {tmp_path}/topics" in " ".join(output.split())
+    assert "a batch every 1 s" in output
 
 
-def test_a_circle_is_said(tmp_path):
+def test_a_loop_is_a_warning(tmp_path):
     given = pipeline(tmp_path)
     nodes = given["groups"]["a"]["pipelines"]["b"]["nodes"]
     nodes["out"]["config"]["topic"] = TOPIC
@@ -198,13 +198,13 @@ def test_a_circle_is_said(tmp_path):
         ({"objects": "cold", "metadata": "redis://h"}, "is none of etcd://"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, config, says):
+def test_invalid_settings_are_refused(tmp_path, config, says):
     with pytest.raises(PipelineError, match=says):
         loaded(tmp_path, **config)
 
 
-def test_an_etcd_with_users_and_a_bucket_with_keys(tmp_path, capsys, monkeypatch):
-    """Written as mappings at both ends; no secret is shown."""
+def test_credentials_of_etcd_and_buckets_are_settings(tmp_path, capsys, monkeypatch):
+    """As mappings of both the receiver and the exporter; no secret is shown."""
     bucket = {"backend": "s3", "root": "s3://bucket/x", "options": {"access_key": "AKIATEST", "secret_key": "hush-s3"}}
     etcd = {"endpoint": "etcds://h:1", "ca_file": "ca.pem", "user": "quiver", "password": "hush-etcd"}
     given = pipeline(tmp_path, objects=bucket, metadata=etcd)

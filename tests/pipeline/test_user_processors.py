@@ -1,4 +1,4 @@
-"""A processor that another package brings is found by its URN, and told the keys of its node."""
+"""A processor of another package is found by its URN, and receives the keys of its node."""
 
 import pytest
 import yaml
@@ -13,7 +13,7 @@ SOURCE = "def tenant(name):\n    return lambda frame: (name, frame)\n"
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed package with one entry point."""
+    """Install a package with one entry point."""
     (tmp_path / "acme_tenant.py").write_text(SOURCE)
     info = tmp_path / "acme_tenant-1.0.dist-info"
     info.mkdir()
@@ -37,8 +37,8 @@ def load(urn, config):
 
 
 @pytest.mark.usefixtures("package")
-def test_it_is_told_the_keys_of_its_node():
-    """The entry point makes the function of frames."""
+def test_a_processor_receives_the_keys_of_its_node():
+    """The entry point returns a function of frames."""
     pipeline = load("urn:acme:tenant:processor", {"name": "acme"})
 
     (function,) = chain_of(pipeline.routes["out"])
@@ -52,16 +52,16 @@ def test_it_is_told_the_keys_of_its_node():
 @pytest.mark.parametrize(
     "urn", ["urn:acme:processor:tenant", "processor:tenant", "tenant:processor", "urn:acme:gone:processor"]
 )
-def test_it_is_written_in_any_of_the_ways(urn):
-    """As what comes with the package is, in either shape of a file."""
+def test_each_spelling_of_a_processor_is_accepted(urn):
+    """As for the included processors, in either structure of a file."""
     (node,) = load(urn, {"name": "acme"}).routes["out"].processors
 
     assert node.config.entry_point.name == ("gone" if "gone" in urn else "urn:acme:tenant:processor")
 
 
 @pytest.mark.usefixtures("package")
-def test_one_of_another_namespace_is_another():
-    """Where both say theirs."""
+def test_a_processor_of_another_namespace_is_not_used():
+    """If both the file and the entry point have a namespace."""
     with pytest.raises(PipelineError, match="unknown type urn:other:tenant:processor"):
         load("urn:other:tenant:processor", {})
 
@@ -74,15 +74,15 @@ def test_one_of_another_namespace_is_another():
         ("urn:acme:gone:processor", {}, "has no attribute 'gone'"),
     ],
 )
-def test_one_that_cannot_be_made_says_why(urn, config, reason):
-    """Before any data is touched; a restart could not help."""
+def test_a_processor_that_cannot_be_created_has_a_reason(urn, config, reason):
+    """Before any data are read; a restart could not help."""
     pipeline = load(urn, config)
 
     with pytest.raises(UsageError, match=reason):
         chain_of(pipeline.routes["out"])
 
 
-def test_without_the_package_the_urn_is_unknown():
-    """Like any other misspelt one."""
+def test_a_missing_package_is_an_unknown_urn():
+    """As for a mistyped one."""
     with pytest.raises(PipelineError, match="unknown type urn:acme:tenant:processor"):
         load("urn:acme:tenant:processor", {"name": "acme"})

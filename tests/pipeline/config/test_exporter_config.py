@@ -1,4 +1,4 @@
-"""What exporters are told: compression in its two places, the retry policy in its two spellings."""
+"""Settings of exporters: compression under two keys, the retry policy in two spellings."""
 
 import pytest
 from pydantic import ValidationError
@@ -20,8 +20,8 @@ HERE = {"grpc_endpoint": "http://127.0.0.1:1"}
         ({"compression_method": "gzip"}, "zstd", "gzip"),
     ],
 )
-def test_what_otap_compresses(config, tables, messages):
-    """`zstd` compresses the tables in a batch, whoever asks for it; `gzip` whole messages."""
+def test_otap_compression_has_two_levels(config, tables, messages):
+    """`zstd`, under either key, compresses the tables in a batch; `gzip` compresses complete messages."""
     made = OtapExporterConfig(**HERE, **config)
 
     assert (made.otap().payload_compression, made.settings().compression_method) == (tables, messages)
@@ -39,14 +39,14 @@ def test_what_otap_compresses(config, tables, messages):
         (OtlpExporterConfig, {"initial_retry_interval": 60}, "not above max_retry_interval|first_s <= cap_s"),
     ],
 )
-def test_what_contradicts_itself_is_refused(model, config, reason):
+def test_contradicting_settings_are_refused(model, config, reason):
     """When the file is read, not when the first request fails."""
     with pytest.raises(ValidationError, match=reason):
         model(**HERE, **config)
 
 
-def test_the_policy_has_two_spellings():
-    """Flat, as the exporters of other versions have it, and under `retry`."""
+def test_the_retry_policy_has_two_spellings():
+    """Flat, as in other versions of the exporters, and under `retry`."""
     flat = {"initial_retry_interval": "2s", "max_retry_interval": "9s", "retry_multiplier": 3}
     nested = {"retry": {"initial_interval": "2s", "max_interval": "9s", "multiplier": 3}}
 
@@ -54,21 +54,21 @@ def test_the_policy_has_two_spellings():
     assert OtlpExporterConfig(**HERE).policy() == RetryPolicy()
 
 
-def test_options_for_spark_are_texts():
-    """A number or a truth value of the YAML is written as Spark reads it."""
+def test_options_for_spark_are_strings():
+    """Numbers and booleans of the YAML are written as Spark reads them."""
     config = SparkExporterConfig(format="csv", path="out", options={"header": True, "sep": ";", "maxColumns": 5})
 
     assert dict(config.settings().options) == {"header": "true", "sep": ";", "maxColumns": "5"}
 
 
 def test_an_option_without_a_value_is_refused():
-    """Spark would be told the text None."""
+    """Spark would receive the string None."""
     with pytest.raises(ValidationError, match="topic has no value; write an empty string in quotes"):
         SparkExporterConfig(format="kafka", options={"topic": None})
 
 
-def test_no_password_in_an_address_is_shown():
-    """What is told before the start, and logged at each: where it goes, and not with what."""
+def test_passwords_in_addresses_are_not_shown():
+    """Destinations are printed before the start and logged at each start, without credentials."""
     config = SparkExporterConfig(format="json", path="s3a://KEY:hidden@bucket/{table}", options={"password": "hidden"})
     assert config.destination == "json s3a://…@bucket/{table}"
     assert config.settings().path == "s3a://KEY:hidden@bucket/{table}"

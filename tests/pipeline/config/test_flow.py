@@ -1,4 +1,4 @@
-"""Which buffers a graph of nodes becomes, and which routes lead out of each."""
+"""The buffers and routes that result from a graph of nodes."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ CONFIGS = {
 
 
 def written(*ways, more=""):
-    """The file of a graph: each way is `a > b > c`."""
+    """Return the pipeline file of a graph; each path is `a > b > c`."""
     edges = {}
     for way in ways:
         names = [name.strip() for name in way.split(">")]
@@ -48,7 +48,7 @@ def load(*ways, more=""):
 
 
 def shape(pipeline):
-    """Kind, who fills it, and the routes of each buffer."""
+    """Return the kind, the inputs and the routes of each buffer."""
     return {
         buffer.name: (
             buffer.kind,
@@ -59,8 +59,8 @@ def shape(pipeline):
     }
 
 
-def test_one_buffer_and_two_exporters():
-    """Early persistence: each exporter is a route of its own."""
+def test_one_buffer_feeds_two_exporters():
+    """Early persistence: each exporter has its own route."""
     pipeline = load("otlp > persistence > parquet", "second > persistence > remote")
 
     assert shape(pipeline) == {"persistence": ("persistence", ["otlp", "second"], {"parquet": [], "remote": []})}
@@ -68,16 +68,16 @@ def test_one_buffer_and_two_exporters():
     assert [name for name, _ in pipeline.forwarders] == ["remote"]
 
 
-def test_processors_stand_between():
-    """They belong to the routes that pass them; another exporter gets everything all the same."""
+def test_processors_belong_to_routes():
+    """To those through them; another exporter receives all data unprocessed."""
     pipeline = load("otlp > persistence > errors > redact > console", "persistence > parquet", "errors > files")
 
     assert shape(pipeline)["persistence"][2] == {"console": ["errors", "redact"], "files": ["errors"], "parquet": []}
     assert len(pipeline.queries) == 3
 
 
-def test_what_takes_bundles_gets_a_buffer_behind_processors():
-    """Rows become requests again and wait in a store beside the first one."""
+def test_exporters_of_bundles_have_a_buffer_after_processors():
+    """Rows are converted back to requests and stored in a companion store."""
     pipeline = load("otlp > persistence > redact > remote", "redact > parquet")
 
     assert shape(pipeline) == {
@@ -94,8 +94,8 @@ def test_what_takes_bundles_gets_a_buffer_behind_processors():
     assert staged.config.settings == pipeline.persistence.settings
 
 
-def test_late_persistence():
-    """What is received waits durably until it is processed; what is processed is buffered again."""
+def test_late_persistence_has_two_buffers():
+    """Received data are durable until they are processed; processed data are buffered again."""
     pipeline = load("otlp > redact > persistence > remote")
 
     assert shape(pipeline) == {
@@ -108,8 +108,8 @@ def test_late_persistence():
     assert "as durable as persistence" in " ".join(promises(pipeline))
 
 
-def test_early_and_late_persistence():
-    """One store before the processors, one behind them."""
+def test_early_and_late_persistence_can_be_combined():
+    """One store before the processors, one after them."""
     pipeline = load("otlp > persistence > redact > late > remote", "persistence > parquet")
 
     assert shape(pipeline) == {
@@ -118,8 +118,8 @@ def test_early_and_late_persistence():
     }
 
 
-def test_without_a_persistence_node_all_is_in_memory(tmp_path):
-    """Bounded, and said so; its place hangs on the run directory alone."""
+def test_without_a_persistence_node_the_buffer_is_in_memory(tmp_path):
+    """It has a cap, and the description mentions it; its path depends only on the run directory."""
     pipeline = load("otlp > console", "otlp > redact > remote", more="memory: {size_cap: 64MiB}")
 
     assert {name: kind for name, (kind, _, _) in shape(pipeline).items()} == {
@@ -137,8 +137,8 @@ def test_without_a_persistence_node_all_is_in_memory(tmp_path):
     assert memory_directory(tmp_path) != memory_directory(tmp_path / "other")
 
 
-def test_receivers_with_other_destinations_have_other_buffers():
-    """They are not mixed."""
+def test_receivers_with_different_destinations_have_different_buffers():
+    """Their data are not mixed."""
     pipeline = load("otlp > console", "second > files")
 
     assert shape(pipeline) == {
@@ -165,22 +165,22 @@ def test_receivers_with_other_destinations_have_other_buffers():
         (["otlp > errors > redact > errors"], "form a cycle: errors → redact → errors"),
     ],
 )
-def test_graphs_that_make_no_sense_are_refused(ways, reason):
-    """In words that name the nodes."""
+def test_invalid_graphs_are_refused(ways, reason):
+    """The error names the nodes."""
     with pytest.raises(PipelineError, match=reason):
         load(*ways)
 
 
 def diamonds(count, end):
-    """A chain of processors that is passed in 2 to the power of *count* ways."""
+    """Return a chain of processors with 2 to the power of *count* paths."""
     ways = [f"otlp > a0 > b0 > a{count} > {end}"]
     for at in range(count):
         ways += [f"a{at} > b{at} > a{at + 1}", f"a{at} > c{at} > a{at + 1}"]
     return ways
 
 
-def test_a_graph_with_more_ways_than_can_be_counted_is_refused_at_once(monkeypatch):
-    """Nobody walks them all."""
+def test_a_graph_with_too_many_paths_is_refused_immediately(monkeypatch):
+    """The paths are not enumerated."""
     step = CONFIGS["errors"]
     for name in (f"{letter}{at}" for letter in "abc" for at in range(61)):
         monkeypatch.setitem(CONFIGS, name, step)
@@ -189,8 +189,8 @@ def test_a_graph_with_more_ways_than_can_be_counted_is_refused_at_once(monkeypat
         load(*diamonds(60, "console"))
 
 
-def test_a_graph_has_an_end(monkeypatch):
-    """A chain longer than anybody writes by hand is refused, and does not exhaust the stack."""
+def test_a_graph_with_too_many_nodes_is_refused(monkeypatch):
+    """Without exhausting the stack."""
     names = [f"step{at}" for at in range(250)]
     for name in names:
         monkeypatch.setitem(CONFIGS, name, CONFIGS["errors"])
@@ -207,8 +207,8 @@ def test_a_graph_has_an_end(monkeypatch):
         (["otlp > persistence > errors > {a}", "persistence > redact > {b}"], {"{a}": "remote", "{b}": "remote"}, None),
     ],
 )
-def test_a_node_is_not_called_like_a_buffer_that_is_made(ways, like, named, monkeypatch):
-    """Both would have one directory, or be one subscriber: what is for one would be lost to the other."""
+def test_a_node_may_not_have_the_name_of_a_generated_buffer(ways, like, named, monkeypatch):
+    """They would share a directory or a subscriber, so one would lose data to the other."""
     long = {"{a}": "x" * 63 + "a", "{b}": "x" * 63 + "b"}
     for name, other in like.items():
         monkeypatch.setitem(CONFIGS, long.get(name, name), CONFIGS[other])
@@ -219,14 +219,14 @@ def test_a_node_is_not_called_like_a_buffer_that_is_made(ways, like, named, monk
         load(*ways)
 
 
-def test_memory_beside_a_persistence_node_is_refused():
+def test_memory_with_a_persistence_node_is_refused():
     """It would have no effect."""
     with pytest.raises(PipelineError, match="memory has no effect"):
         load("otlp > persistence > console", more="memory: {size_cap: 64MiB}")
 
 
-def test_the_graph_is_drawn_as_text():
-    """What fills a buffer on the left, the routes below."""
+def test_a_graph_is_drawn_as_text():
+    """The inputs of a buffer are on the left, its routes below it."""
     drawn = as_text(load("otlp > persistence > errors > console", "second > persistence > parquet"))
 
     assert drawn == (
@@ -237,8 +237,8 @@ def test_the_graph_is_drawn_as_text():
     )  # fmt: skip
 
 
-def test_the_graph_of_several_buffers_is_drawn_one_after_the_other():
-    """Those that stand in no file are in round brackets."""
+def test_several_buffers_are_drawn_one_after_the_other():
+    """Those that were not configured are in parentheses."""
     assert as_text(load("otlp > redact > persistence > remote")) == (
         "otlp ──▶ (intake)\n"
         "         └─▶ redact ─▶ [persistence]\n"
@@ -247,7 +247,7 @@ def test_the_graph_of_several_buffers_is_drawn_one_after_the_other():
     )  # fmt: skip
 
 
-def test_the_graph_is_drawn_for_mermaid():
+def test_a_graph_is_drawn_for_mermaid():
     """Each node once, with its shape; each arrow once."""
     drawn = as_mermaid(load("otlp > persistence > errors > console", "errors > files"))
 
@@ -260,36 +260,36 @@ def test_the_graph_is_drawn_for_mermaid():
     ]
 
 
-def test_what_each_node_does_is_told():
+def test_the_description_covers_every_node():
     """Addresses and security, limits and durability, processors, subscribers and retries."""
-    told = describe(load("otlp > persistence > errors > console", "persistence > remote"))
+    described = describe(load("otlp > persistence > errors > console", "persistence > remote"))
 
-    (receiver,) = told["receivers"]
+    (receiver,) = described["receivers"]
     assert (receiver["grpc"], receiver["security"]) == ("127.0.0.1:4317", "plain text, this machine only")
-    (buffer,) = told["buffers"]
+    (buffer,) = described["buffers"]
     assert (buffer["holds_at_most"], buffer["durability"], buffer["seals"]) == (
         "1 GiB",
         "wal",
         "at 32 MiB or after 1 s",
     )
-    assert told["processors"] == [{"node": "errors", "does": "filter: keep: severity_number >= 17"}]
-    assert [(one["subscriber"], one["through"], one["runs_in"], one["receives"]) for one in told["exporters"]] == [
+    assert described["processors"] == [{"node": "errors", "does": "filter: keep: severity_number >= 17"}]
+    assert [(one["subscriber"], one["through"], one["runs_in"], one["receives"]) for one in described["exporters"]] == [
         ("console", ["errors"], "spark", "everything"),
         ("remote", [], "ingest", "everything"),
     ]
-    assert told["exporters"][1]["retry"].startswith("after 1 s, up to 30 s")
+    assert described["exporters"][1]["retry"].startswith("after 1 s, up to 30 s")
 
 
-def test_an_exporter_that_sends_back_is_warned_of():
-    """A pipeline that feeds itself fills its disk; the architecture document's own example does."""
+def test_a_loop_through_an_exporter_is_a_warning():
+    """A pipeline that feeds itself fills its disk; the example of the architecture document does that."""
     text = written("otlp > persistence > remote").replace("127.0.0.1:14317", "localhost:4317")
     pipeline, _ = load_pipeline(text, source="p.yaml", values={})
 
     assert "Beware: remote sends to http://localhost:4317, where otlp listens" in " ".join(promises(pipeline))
 
 
-def test_a_port_that_others_reach_unprotected_is_warned_of():
-    """By `insecure: true`; not one on this machine, nor one that lacks nothing."""
+def test_an_unprotected_public_port_is_a_warning():
+    """If `insecure: true` allows it; neither for a local port nor for a protected one."""
     tls = "tls: {cert_file: a, key_file: b}, auth: {bearer: {token: c}}"
     metrics = 'metrics: {listen: "0.0.0.0:9000", insecure: true}'
     text = written("otlp > persistence", "second > persistence", more=metrics)

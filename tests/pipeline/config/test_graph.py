@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline is said before anything starts: the line, and what to write instead."""
+"""Errors in a pipeline file are reported before anything starts, with the line and a correction."""
 
 from pathlib import Path
 
@@ -73,8 +73,8 @@ def refused(text):
     return caught.value.line, caught.value.reason
 
 
-def test_the_shape_of_the_architecture_document_is_read():
-    """Nodes, ports and config become one checked pipeline; keys have the documents' names and sizes."""
+def test_the_file_of_the_architecture_document_is_read():
+    """Nodes, ports and config become one validated pipeline; keys have the document's names and sizes."""
     pipeline = load(GOOD)
 
     ((name, receiver),) = pipeline.receivers
@@ -93,8 +93,8 @@ def test_the_shape_of_the_architecture_document_is_read():
 
 
 @pytest.mark.parametrize("path", [".", "..", "a/..", "./"])
-def test_what_belongs_to_a_store_lies_beside_it(path, tmp_path, monkeypatch):
-    """Also where its name is not its own; inside of it, it would be taken for the store's."""
+def test_the_run_directory_is_next_to_the_store(path, tmp_path, monkeypatch):
+    """For any spelling of the path; within the store, it would look like a part of it."""
     inner = tmp_path / "outer" / "inner"
     (inner / "a").mkdir(parents=True)
     monkeypatch.chdir(inner)
@@ -104,37 +104,37 @@ def test_what_belongs_to_a_store_lies_beside_it(path, tmp_path, monkeypatch):
     assert default_run_dir(pipeline) == store.with_name(f"{store.name}.run")
 
 
-def test_the_root_of_all_directories_is_no_store():
-    """Nothing lies beside it."""
+def test_the_root_directory_cannot_be_a_store():
+    """It has no neighbors."""
     line, reason = refused(changed("./quiver_data", "/"))
 
     assert (line, reason.startswith("/ cannot be a store")) == (21, True)
 
 
 @pytest.mark.parametrize("value", ["trigger: .inf", "trigger: 1e400s", "trigger: 101h99999999999999d", "trigger: 1e30"])
-def test_a_duration_that_no_clock_counts_to_is_refused(value):
-    """It would fail where somebody waits for it."""
+def test_a_duration_above_the_limit_of_a_clock_is_refused(value):
+    """Otherwise, the first wait would fail."""
     assert "trigger" in refused(changed("path: out", f"path: out\n      {value}"))[1]
 
 
 @pytest.mark.parametrize("size", ["9" * 400, "9" * 400 + "GiB", str(2**63), "999999999999PiB"], ids=range(4))
-def test_a_size_that_no_file_has_is_refused(size):
-    """The same."""
+def test_a_size_above_the_limit_of_a_file_is_refused(size):
+    """It would fail later, when it is used."""
     line, reason = refused(changed("32MB", size))
 
     assert (line, "is larger than anything can be" in reason) == (24, True)
 
 
 @pytest.mark.parametrize("spelling", ["segment: {max_open_duration: 7s}", "segment.max_open_duration: 7s"])
-def test_a_given_open_duration_wins_over_the_default_of_run(spelling):
-    """Nested or dotted, what the file says is kept."""
+def test_an_explicit_open_duration_overrides_the_default_of_run(spelling):
+    """Nested or dotted."""
     text = changed("      segment:\n        target_size: 32MB\n", f"      {spelling}\n")
 
     assert load(text).persistence.settings.segment_open_s_max == 7.0
 
 
-def test_a_receiver_speaks_both_protocols():
-    """`protocols` names gRPC and HTTP each; sizes, window and ack reach the receiver's settings."""
+def test_a_receiver_may_have_both_protocols():
+    """`protocols` configures gRPC and HTTP; sizes, window and ack are in the settings of the receiver."""
     text = changed(
         '      listening_addr: "127.0.0.1:4317"\n',
         """\
@@ -152,15 +152,15 @@ def test_a_receiver_speaks_both_protocols():
     assert settings.requests_waiting_max == 256
 
 
-def test_the_window_may_be_switched_off_in_words():
-    """YAML reads a bare `off` as false; it means what it says."""
+def test_the_dedupe_window_can_be_off():
+    """YAML parses an unquoted `off` as false, which has the same meaning."""
     for word in ("off", '"off"', "0"):
         ((_, config),) = load(changed("response_stream_channel_size: 256", f"dedupe_window: {word}")).receivers
         assert config.dedupe_window == 0.0
 
 
-def test_a_store_without_destinations_only_buffers():
-    """No exporter is needed."""
+def test_a_store_without_destinations_is_valid():
+    """It only buffers; no exporter is required."""
     text = GOOD[: GOOD.index("  parquet:")].replace("          - parquet\n", "          []\n")
 
     assert load(text).exporters == []
@@ -227,16 +227,16 @@ def test_every_exporter_receives_everything():
          "unknown plugin_urn urn:quiver:parket:exporter; did you mean urn:quiver:parquet:exporter?"),
     ],
 )  # fmt: skip
-def test_mistakes_are_named_with_their_line(old, new, line, reason):
-    """The line is that of the very key or item."""
+def test_errors_have_the_line_of_the_key(old, new, line, reason):
+    """The line of the key or list item itself."""
     found = refused(changed(old, new))
 
     assert found[0] == line, found
     assert reason is None or found[1] == reason
 
 
-def test_a_store_that_nobody_feeds_is_refused():
-    """It would hold nothing; one behind another is a mistake as well."""
+def test_a_store_without_input_is_refused():
+    """It would be empty forever; two persistence nodes in a row are refused, too."""
     more = "  more:\n    kind: processor\n    plugin_urn: urn:otap:processor:persistence\n    config: {path: x}\n"
 
     assert refused(GOOD + more) == (36, "no node feeds more: add it to the destinations of one")
@@ -244,8 +244,8 @@ def test_a_store_that_nobody_feeds_is_refused():
     assert refused(behind) == (20, "persistence and more are both persistence nodes; one is enough here")
 
 
-def test_a_file_is_no_place_for_a_store(tmp_path):
-    """It is said when the file is checked, not by an ingest process that starts again and again."""
+def test_a_file_in_place_of_a_store_is_refused(tmp_path):
+    """When the pipeline file is checked; otherwise, the ingest process would restart forever."""
     (tmp_path / "taken").touch()
     line, reason = refused(changed("./quiver_data", f"{tmp_path}/taken"))
 
@@ -253,7 +253,7 @@ def test_a_file_is_no_place_for_a_store(tmp_path):
 
 
 def test_two_exporters_cannot_share_a_directory():
-    """Each would take the other's files for leftovers of its own."""
+    """Each would delete the other's files as its own leftovers."""
     text = changed("          - parquet\n", "          - parquet\n          - second\n")
     text += "  second:\n    kind: exporter\n    plugin_urn: urn:quiver:parquet:exporter\n    config: {path: ./out}\n"
 
@@ -269,8 +269,8 @@ def test_two_exporters_cannot_share_a_directory():
         ("{path: second, checkpoint: quiver_data}", "second and persistence cannot both write to quiver_data"),
     ],
 )
-def test_no_exporter_writes_where_another_or_a_store_does(config, reason):
-    """With the notes of another it would begin where that one is, and pass over what it has not read itself."""
+def test_an_exporter_may_not_write_to_a_directory_in_use(config, reason):
+    """With the commit records of another exporter, it would start at that position, and skip data."""
     text = changed("          - parquet\n", "          - parquet\n          - second\n")
     text += f"  second:\n    kind: exporter\n    plugin_urn: urn:quiver:parquet:exporter\n    config: {config}\n"
 
@@ -280,7 +280,7 @@ def test_no_exporter_writes_where_another_or_a_store_does(config, reason):
 
 
 def test_the_limits_of_the_architecture_document_are_read():
-    """As it prints them: hours without a unit, and the policy that gives data up."""
+    """With its syntax: hours without a unit, and the policy that drops data."""
     keys = "        max_retain_after_ingestion_hours: 72\n        size_cap: 500GB\n        size_cap_policy: drop_oldest"
     settings = load(
         changed("        size_cap: 500GB\n        size_cap_policy: backpressure", keys)
@@ -290,7 +290,7 @@ def test_the_limits_of_the_architecture_document_are_read():
 
 
 def test_two_receivers_cannot_share_a_port():
-    """The second one is named."""
+    """The error names the second one."""
     more = GOOD[GOOD.index("  otlp_receiver:") : GOOD.index("  persistence:\n")].replace("otlp_receiver", "again")
 
     assert refused(GOOD + more)[1] == "again and otlp_receiver cannot both listen on 127.0.0.1:4317"
@@ -303,8 +303,8 @@ def test_two_receivers_cannot_share_a_port():
         ("path: ./quiver_data", 'path: "file:///data/buffer"', 21),
     ],
 )
-def test_an_address_is_no_directory(old, new, line):
-    """It would be made one, of that name, where the pipeline is started: with everything in it."""
+def test_a_url_in_place_of_a_directory_is_refused(old, new, line):
+    """Otherwise, a directory of that name would be created in the working directory."""
     where, reason = refused(changed(old, new))
 
     assert (where, "is an address; name a directory of this machine" in reason, "pw" in reason) == (line, True, False)
@@ -312,14 +312,14 @@ def test_an_address_is_no_directory(old, new, line):
 
 
 def another_at(host):
-    """Listening where others can reach it."""
+    """Return a second receiver that listens on *host*."""
     more = GOOD[GOOD.index("  otlp_receiver:") : GOOD.index("  persistence:\n")].replace("otlp_receiver", "again")
     return more.replace("127.0.0.1:4317", f"{host}:4317") + "      insecure: true\n"
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost", "0.0.0.0", "[::]"])
-def test_a_port_has_more_names_than_one(host):
-    """Else the file would be taken, and the second one try in vain to get its port for ever."""
+def test_a_port_conflict_is_found_for_any_name_of_the_address(host):
+    """Otherwise, the second receiver would retry forever to bind its port."""
     said = f"again and otlp_receiver cannot both listen on {host}:4317, and 127.0.0.1:4317 is that port, too"
     assert refused(GOOD + another_at(host))[1] == said
 
@@ -328,16 +328,16 @@ def test_a_port_has_more_names_than_one(host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "[::1]", "elsewhere"])
-def test_the_same_port_of_another_address_is_another(host):
-    """Of what is not known to be the same nothing is said."""
+def test_the_same_port_of_another_address_is_valid(host):
+    """Addresses that may be different are not compared."""
     assert len(load(GOOD + another_at(host)).receivers) == 2
 
 
 @pytest.mark.parametrize(
     ("listen", "said"), [("4316", "port 4317, where otlp_receiver listens"), ("65534", "which is invalid")]
 )
-def test_cores_whose_metrics_have_no_port_are_refused(listen, said):
-    """They would be started again for ever, and every request that the kernel deals to them would find nobody."""
+def test_cores_without_free_ports_for_metrics_are_refused(listen, said):
+    """They would restart forever, and requests that the kernel assigns to them would fail."""
     pipeline = load(f'metrics: {{listen: "127.0.0.1:{listen}"}}\n{GOOD}')
     check_cores(pipeline, 1)
 
@@ -345,8 +345,8 @@ def test_cores_whose_metrics_have_no_port_are_refused(listen, said):
         check_cores(pipeline, 3)
 
 
-def test_cores_that_no_store_can_be_made_for_are_refused():
-    """Before any process is started for one."""
+def test_cores_without_a_valid_store_are_refused():
+    """Before any process is started."""
     pipeline = load(changed("        size_cap: 500GB", "        size_cap: 300MiB"))
     check_cores(pipeline, 2)
 
@@ -357,13 +357,13 @@ def test_cores_that_no_store_can_be_made_for_are_refused():
 
 
 @pytest.mark.parametrize("text", ["nodes: []", "nodes: {}", "[]", "nodes:\n  a: 1", "5", "nodes:\n  a: {kind: [1]}"])
-def test_other_shapes_are_refused(text):
-    """Never anything but PipelineError."""
+def test_other_structures_are_refused(text):
+    """The only exception is PipelineError."""
     refused(text)
 
 
-def test_every_cut_of_the_file_is_read_or_refused():
-    """A file cut anywhere is a pipeline or an error with a line, never another exception."""
+def test_every_truncated_file_is_read_or_refused():
+    """The result is a pipeline or an error with a line, never another exception."""
     for end in range(len(GOOD)):
         try:
             load(GOOD[:end])
@@ -371,8 +371,8 @@ def test_every_cut_of_the_file_is_read_or_refused():
             assert 1 <= error.line <= GOOD[:end].count("\n") + 2
 
 
-def test_the_example_is_a_pipeline():
-    """The file in examples/ runs as it is, and the package carries the same one for the demo."""
+def test_the_example_is_valid():
+    """The file in examples/ runs unchanged, and the package contains the same one for the demo."""
     example = ROOT / "examples" / "otlp-to-parquet.yaml"
     pipeline = read_pipeline(example, ["directory=d"], {})
 
@@ -382,14 +382,14 @@ def test_the_example_is_a_pipeline():
     assert example.read_bytes() == (ROOT / "src/quiver/demo/otlp-to-parquet.yaml").read_bytes()
 
 
-def test_a_file_without_an_end_is_not_read_to_it():
-    """A device, or the wrong file: the limit holds before anything is in memory."""
+def test_an_endless_file_is_refused():
+    """A device, or a wrong file: the limit is applied before the content is in memory."""
     with pytest.raises(PipelineError, match="the file is larger than 1048576 bytes"):
         read_pipeline(Path("/dev/zero"), [], {})
 
 
-def test_an_assignment_that_fits_no_placeholder_is_refused(tmp_path):
-    """A misspelt --set is not silently ignored; assignments win over the environment."""
+def test_an_assignment_to_an_unknown_placeholder_is_refused(tmp_path):
+    """A mistyped --set is not ignored; assignments override the environment."""
     path = tmp_path / "p.yaml"
     path.write_text(changed("path: out", 'path: "{{where}}"'), encoding="utf-8")
 

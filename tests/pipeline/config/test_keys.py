@@ -1,7 +1,4 @@
-"""
-No key of a pipeline file is without effect: each that is accepted changes what a part of the running system is
-told.
-"""
+"""Every key of a pipeline file has an effect: each one changes the settings of some part of the running system."""
 
 import copy
 from itertools import pairwise
@@ -60,7 +57,7 @@ SENDER = {
     "min_batch": "9KiB",
     "max_delay": ("9s", {"min_batch": "9KiB"}),
 }
-"""Where requests go, and how."""
+"""The keys that configure the requests to a destination."""
 
 BOUNDS = ("retry.max_attempts", "retry.max_elapsed")
 """Of a bundle. A query of Spark's has batches, which have no end but success, and bundles where processors are."""
@@ -245,11 +242,11 @@ REFUSED = {
         for key in BOUNDS
     },
 }
-"""Keys that can have no effect, and the sentence that says so."""
+"""Keys that can have no effect, with the expected error."""
 
 
 def document(urn, config):
-    """A pipeline around one node of *urn*."""
+    """Return a pipeline with one node of *urn*."""
     plugin = find_plugin(urn)
     nodes = {
         "in": {"type": "receiver:otlp", "config": {"listening_addr": "127.0.0.1:9"}},
@@ -274,8 +271,8 @@ def load(value):
     return load_pipeline(yaml.safe_dump(value), source="p.yaml", values={})[0]
 
 
-def told(value):
-    """What the parts of the running system are told."""
+def settings_of(value):
+    """Return the settings of all parts of the running system."""
     pipeline = load(value)
     place = ReceiverPlace(None, None, cores=2)
     parts = pipeline.parts()
@@ -311,7 +308,7 @@ def put(config, key, value):
 
 
 def keys_of(model, prefix=""):
-    """Dotted names of all that a model takes."""
+    """Yield the dotted names of all keys of a model."""
     for name, field in model.model_fields.items():
         kinds = [one for one in (field.annotation, *getattr(field.annotation, "__args__", ())) if isinstance(one, type)]
         inner = [one for one in kinds if issubclass(one, BaseModel)]
@@ -325,8 +322,8 @@ CASES = [(urn, key) for urn, keys in CHANGES.items() for key in keys]
 
 
 @pytest.mark.parametrize(("urn", "key"), CASES)
-def test_each_key_changes_what_something_is_told(urn, key):
-    """With the key and without it, two different pipelines run."""
+def test_each_key_changes_some_setting(urn, key):
+    """The pipelines with the key and without it differ."""
     change = CHANGES[urn][key]
     value, needed = change if isinstance(change, tuple) else (change, {})
     before = copy.deepcopy(BASE[urn])
@@ -335,12 +332,12 @@ def test_each_key_changes_what_something_is_told(urn, key):
     after = copy.deepcopy(before)
     put(after, key, value)
     try:
-        told_before = told(document(urn, before))
+        settings_before = settings_of(document(urn, before))
     except PipelineError:
-        # What it needs means nothing without it: then it is compared with the least that works.
-        told_before = told(document(urn, BASE[urn]))
+        # The keys that it requires may be invalid without it: then compare with the smallest valid config.
+        settings_before = settings_of(document(urn, BASE[urn]))
 
-    assert told(document(urn, after)) != told_before
+    assert settings_of(document(urn, after)) != settings_before
 
 
 @pytest.mark.parametrize(
@@ -353,12 +350,12 @@ def test_each_key_changes_what_something_is_told(urn, key):
         {"action": "rename", "key": "a", "new_key": "b"},
     ],
 )
-def test_each_key_of_an_action_changes_it(action):
-    """Five actions, and the one of the base, are six different processors; a misspelt key is refused."""
+def test_each_key_of_an_action_changes_the_processor(action):
+    """Five actions and the one of the base are six different processors; a mistyped key is refused."""
     urn = "urn:quiver:attributes:processor"
-    base = told(document(urn, BASE[urn]))["processors"]
+    base = settings_of(document(urn, BASE[urn]))["processors"]
 
-    (found,) = told(document(urn, {"actions": [action]}))["processors"]
+    (found,) = settings_of(document(urn, {"actions": [action]}))["processors"]
     assert [found] != base
     assert found[0].actions[0].value is action.get("value")
     with pytest.raises(PipelineError, match="unknown key actions.0.kee; did you mean key"):
@@ -366,16 +363,16 @@ def test_each_key_of_an_action_changes_it(action):
 
 
 @pytest.mark.parametrize("urn", [urn for urn, plugin in PLUGINS.items() if plugin.model is not None])
-def test_no_key_is_left_out(urn):
-    """The table above has every key of every plugin."""
+def test_the_table_lists_every_key(urn):
+    """Of every plugin."""
     refused = {key for one, key in REFUSED if one == urn}
 
     assert set(CHANGES[urn]) | refused == set(keys_of(PLUGINS[urn].model))
 
 
 @pytest.mark.parametrize(("urn", "key"), REFUSED)
-def test_a_key_without_effect_is_refused_in_words(urn, key):
-    """And not passed over."""
+def test_a_key_without_effect_is_refused(urn, key):
+    """It is not ignored."""
     value, reason = REFUSED[urn, key]
     config = copy.deepcopy(BASE[urn]) if key in BOUNDS or key == "durable" else {}
     put(config, key, value)
@@ -384,8 +381,8 @@ def test_a_key_without_effect_is_refused_in_words(urn, key):
 
 
 @pytest.mark.parametrize("key", BOUNDS)
-def test_a_bound_has_its_effect_behind_a_processor(key):
-    """Where single bundles are tried again; without one there is an end all the same."""
+def test_a_retry_limit_applies_after_a_processor(key):
+    """There, single bundles are retried; without a configured limit, there is a default."""
 
     def retry(config):
         value = document("urn:quiver:console:exporter", config)
@@ -417,24 +414,24 @@ STORE = {
 
 
 @pytest.mark.parametrize("key", STORE)
-def test_each_key_of_the_persistence_node_reaches_the_store(key):
-    """Nested or dotted; the same key twice is one too many."""
+def test_each_key_of_the_persistence_node_changes_the_store(key):
+    """Nested or dotted; both forms of the same key are refused."""
     urn = "urn:otap:processor:persistence"
     least = {"path": "buffer"}
     if key.startswith("cold.") and key != "cold.objects":
         put(least, "cold.objects", STORE["cold.objects"])
     nested = copy.deepcopy(least)
     put(nested, key, STORE[key])
-    before = told(document(urn, least))["stores"]
+    before = settings_of(document(urn, least))["stores"]
 
-    changed = told(document(urn, nested))["stores"]
+    changed = settings_of(document(urn, nested))["stores"]
     assert changed != before
     flat = {f"cold.{name}": value for name, value in least.get("cold", {}).items()} | {"path": "buffer"}
-    assert told(document(urn, flat | {key: STORE[key]}))["stores"] == changed
+    assert settings_of(document(urn, flat | {key: STORE[key]}))["stores"] == changed
 
 
-def test_no_key_of_the_store_is_left_out():
-    """An unknown key names those there are."""
+def test_the_table_lists_every_key_of_the_store():
+    """The error about an unknown key lists the known ones."""
     with pytest.raises(PipelineError) as caught:
         load(document("urn:otap:processor:persistence", {"path": "b", "nothing.like.it.at.all": 1}))
 
@@ -445,21 +442,21 @@ def test_no_key_of_the_store_is_left_out():
 
 
 @pytest.mark.parametrize("key", ["size_cap", "size_cap_policy"])
-def test_each_key_of_memory_reaches_the_store(key):
-    """They bound a pipeline without a persistence node."""
+def test_each_key_of_memory_changes_the_store(key):
+    """They limit a pipeline without a persistence node."""
     value = document("urn:quiver:console:exporter", {})
     inside = value["groups"]["a"]["pipelines"]["b"]
     del inside["nodes"]["store"]
     inside["connections"] = [{"from": "in", "to": "out"}]
-    before = told(value)["stores"]
+    before = settings_of(value)["stores"]
     value["memory"] = {"size_cap": "64MiB"} if key == "size_cap" else {"size_cap_policy": "drop_oldest"}
 
-    assert told(value)["stores"] != before
+    assert settings_of(value)["stores"] != before
     assert set(MemoryConfig.model_fields) == {"size_cap", "size_cap_policy"}
 
 
-def test_the_keys_of_the_disk():
-    """The budget of every process; too small a one is refused, and one where nothing is on the disk."""
+def test_the_disk_budget_is_checked():
+    """It applies to all processes; a budget that is too small is refused, and so is one without anything on disk."""
     value = document("urn:otel:otlp:exporter", {"grpc_endpoint": "http://127.0.0.1:1"})
     plain = load(value)
     value["disk"] = {"size_cap": "1GiB"}
@@ -482,15 +479,15 @@ def test_the_keys_of_the_disk():
     assert set(DiskConfig.model_fields) == {"size_cap"}
 
 
-def test_the_keys_of_metrics():
-    """Where they are told, and that others may read them."""
+def test_metrics_have_an_address():
+    """A public address requires `insecure`."""
     value = document("urn:quiver:console:exporter", {})
     plain = load(value)
     value["metrics"] = {"listen": "127.0.0.1:9464"}
-    told_here = load(value)
+    with_metrics = load(value)
 
-    assert (plain.metrics, told_here.metrics.listen) == (None, "127.0.0.1:9464")
-    assert needs_restart(plain, told_here) == ["metrics changed"]
+    assert (plain.metrics, with_metrics.metrics.listen) == (None, "127.0.0.1:9464")
+    assert needs_restart(plain, with_metrics) == ["metrics changed"]
     value["metrics"] = {"listen": "0.0.0.0:9464"}
     with pytest.raises(PipelineError, match="others can reach"):
         load(value)
@@ -499,8 +496,8 @@ def test_the_keys_of_metrics():
     assert set(MetricsConfig.model_fields) == {"listen", "insecure"}
 
 
-def test_the_strategy_of_a_port_says_how_queries_share_spark():
-    """`round_robin`: they take turns. `broadcast`: first come, first served; all get everything, either way."""
+def test_the_strategy_of_a_port_selects_the_scheduler_of_spark():
+    """`round_robin`: queries take turns. `broadcast`: in order of arrival. All receive all data with either."""
     value = document("urn:quiver:console:exporter", {})
     connections = value["groups"]["a"]["pipelines"]["b"]["connections"]
 
@@ -512,8 +509,8 @@ def test_the_strategy_of_a_port_says_how_queries_share_spark():
     assert found == {"round_robin": "FAIR", "broadcast": "FIFO"}
 
 
-def test_the_level_of_the_log():
-    """Four words; another one is refused."""
+def test_log_level_is_one_of_four():
+    """Another value is refused."""
     value = document("urn:quiver:console:exporter", {})
 
     assert load(value).log_level == "info"

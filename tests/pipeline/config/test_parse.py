@@ -1,4 +1,4 @@
-"""YAML text becomes plain values that know their lines."""
+"""YAML text is parsed to plain values with line numbers."""
 
 import pytest
 
@@ -17,8 +17,8 @@ def refused(text, **values):
     return caught.value.line, caught.value.reason
 
 
-def test_values_and_lines():
-    """Every key and list item knows its line; a path that is not there has its parent's."""
+def test_values_have_lines():
+    """Every key and list item has a line; a missing path has the line of its parent."""
     document = load("a:\n  b: 1\n  c:\n    - x\n    - 2.5\nd: off\n")
 
     assert document.value == {"a": {"b": 1, "c": ["x", 2.5]}, "d": False}
@@ -27,8 +27,8 @@ def test_values_and_lines():
     assert document.line(("nothing",)) == 1
 
 
-def test_a_key_written_twice_is_refused():
-    """The second one is named, and where the first one is."""
+def test_a_duplicate_key_is_refused():
+    """The error names the key and the line of its first occurrence."""
     assert refused("a:\n  b: 1\n  c: 2\n  b: 3\n") == (4, "duplicate key b, first on line 2")
 
 
@@ -36,49 +36,49 @@ def test_a_key_written_twice_is_refused():
     ("text", "line"),
     [("", 1), ("a: [1,\nb: 2\n", 3), ("a:\n\t- 1\n", 2), ("a: *nobody\n", 1), ("a: 1\n---\nb: 2\n", 2), ("a: 'x\n", 2)],
 )
-def test_what_is_not_yaml_is_refused_with_its_line(text, line):
-    """The line is where the parser stopped."""
+def test_invalid_yaml_is_refused_with_its_line(text, line):
+    """The line at which the parser stopped."""
     assert refused(text)[0] == line
 
 
 @pytest.mark.parametrize("text", ["a: !!python/object:os.system x\n", "a: !thing 1\n"])
-def test_tags_make_no_objects(text):
-    """Only plain values come out, whatever the tags say."""
+def test_tags_create_no_objects(text):
+    """Only plain values are created, for any tag."""
     assert refused(text)[0] == 1
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 900, "a: " + "{a: " * 900 + "}" * 900])
-def test_a_file_that_is_nested_without_end_is_refused(text):
-    """And not a fault of ours, however deep."""
+def test_a_deeply_nested_file_is_refused(text):
+    """At any depth, with an error instead of a crash."""
     assert "nested deeper" in refused(text)[1]
 
 
 @pytest.mark.parametrize("tag", ["float", "int", "bool", "timestamp"])
-def test_a_text_that_is_not_of_its_tag_is_refused(tag):
-    """Each tag of YAML's own meets a text that it cannot read."""
+def test_an_invalid_value_for_a_tag_is_refused(tag):
+    """Each tag of YAML is used with a value that it cannot parse."""
     line, reason = refused(f"a: 1\nb: !!{tag} ü\n")
     assert (line, reason) == (2, f"not valid YAML: not a valid {tag}; write quotes around a string")
 
 
-def test_a_value_that_looks_like_a_day_that_never_was_is_refused():
-    """A plain placeholder is read as YAML would; in quotes it is the text."""
+def test_an_invalid_date_is_refused():
+    """An unquoted placeholder is parsed like YAML; a quoted one is a string."""
     assert "not a valid timestamp" in refused("a: ${DAY}\n", DAY="2020-99-99")[1]
     assert load('a: "${DAY}"\n', DAY="2020-99-99").value == {"a": "2020-99-99"}
 
 
-def test_a_character_that_yaml_does_not_have_is_refused_with_its_line():
-    """It is met before the parser is, which knows lines."""
+def test_a_character_outside_yaml_is_refused_with_its_line():
+    """It is found before parsing, which reports no line for it."""
     assert refused("a: 1\nb: \x00\n") == (2, "not valid YAML: special characters are not allowed")
 
 
 @pytest.mark.parametrize("text", ['a: "x\\0"\n', 'a: "{{x}}\\0"\n'])
-def test_a_zero_byte_is_refused(text):
-    """No path, address or name may hold one; the system's calls raise at it."""
+def test_a_null_byte_is_refused(text):
+    """No path, address or name may contain one; system calls raise an error for it."""
     assert refused(text, x="y") == (1, "a value contains a zero byte, which no name may contain")
 
 
-def test_aliases_are_expanded_within_bounds():
-    """An alias is its anchor's value; aliases of aliases that never end are refused."""
+def test_aliases_are_expanded_within_limits():
+    """An alias has the value of its anchor; exponential aliases of aliases are refused."""
     assert load("a: &x [1]\nb: *x\n").value == {"a": [1], "b": [1]}
     assert "too far" in refused("a: &x [*x]\n")[1]
     laughs = "a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
@@ -88,12 +88,12 @@ def test_aliases_are_expanded_within_bounds():
 
 
 def test_a_large_file_is_refused():
-    """Size is looked at before anything is parsed."""
+    """The size is checked before parsing."""
     assert "larger than" in refused("#" * (DOCUMENT_BYTES_MAX + 1))[1]
 
 
-def test_placeholders_are_filled():
-    """A quoted scalar stays text, a plain one is read as if the value stood there."""
+def test_placeholders_are_replaced():
+    """A quoted scalar stays a string; an unquoted one is parsed like a literal value."""
     text = 'a: "{{dir}}/x"\nb: "{{size}}"\nc: http://{{host}}:1\nd: x{{word}}\ne: 1{{word}}\n'
     document = load(text, dir="/v", size="3", host="h", word="5")
 
@@ -101,21 +101,21 @@ def test_placeholders_are_filled():
     assert document.placeholders == {"dir", "size", "host", "word"}
 
 
-def test_a_default_stands_in():
-    """`:-` gives the value that is used when there is no other; it may hold colons."""
+def test_a_placeholder_may_have_a_default():
+    """The text after `:-` replaces a missing value; it may contain colons."""
     assert load('a: "{{addr:-127.0.0.1:1}}"\n').value == {"a": "127.0.0.1:1"}
     assert load('a: "{{addr:-127.0.0.1:1}}"\n', addr="h:2").value == {"a": "h:2"}
     assert load('a: "{{addr:-}}"\n').value == {"a": ""}
 
 
 def test_a_value_cannot_change_the_structure():
-    """What is put in is never parsed as YAML structure."""
+    """An inserted value is never parsed as YAML structure."""
     assert load('a: "{{x}}"\nb: 1\n', x='"\nb: 2\n- [{').value == {"a": '"\nb: 2\n- [{', "b": 1}
     assert load("a: y{{x}}\n", x=": {").value == {"a": "y: {"}
 
 
 def test_a_placeholder_without_a_value_is_refused():
-    """The message says how to give one."""
+    """The error explains how to set one."""
     assert refused('a: 1\nb: "{{host}}"\n') == (
         2,
         "{{host}} has no value; give --set host=… or set the environment variable",
@@ -123,15 +123,15 @@ def test_a_placeholder_without_a_value_is_refused():
 
 
 @pytest.mark.parametrize("text", ["a: 1\nb: {{host}}\n", "a: 1\nb: {{host}}/x\n"])
-def test_a_placeholder_without_quotes_is_explained(text):
-    """Braces begin a mapping in YAML; the message says to write quotes."""
+def test_an_unquoted_placeholder_is_explained(text):
+    """Braces start a mapping in YAML; the error asks for quotes."""
     line, reason = refused(text, host="h")
 
     assert line == 2
     assert "quotes" in reason
 
 
-def test_the_nearest_word_is_suggested():
-    """One close word is named; without one, all are."""
+def test_the_nearest_name_is_suggested():
+    """One similar name, or a list of all."""
     assert nearest("persistance", ["persistence", "x"]) == "; did you mean persistence?"
     assert nearest("zzz", ["b", "a"]) == "; known are a, b"

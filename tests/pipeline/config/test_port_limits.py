@@ -1,4 +1,4 @@
-"""The connections of all ports fit into the files that a process may open, and a store that failed ends its process."""
+"""The connections of all ports fit into the limit of open files, and a process ends when its store has failed."""
 
 import resource
 import socket
@@ -58,8 +58,11 @@ def receivers(pipeline, share):
         (100, [20, 20, 8]),
     ],
 )
-def test_ports_take_what_fits(tmp_path, limit, each):
-    """All of it, or each its part; what the process itself opens is left, or half of next to nothing."""
+def test_ports_share_the_available_descriptors(tmp_path, limit, each):
+    """
+    All of them get their limit, or each a share; some descriptors, at most half, are reserved for the process
+    itself.
+    """
     pipeline = load(tmp_path)
     share = connection_share(pipeline, limit)
     assert receivers(pipeline, share) == each
@@ -68,19 +71,19 @@ def test_ports_take_what_fits(tmp_path, limit, each):
     assert warning is None or f"add up to 1200, and a process here may open {limit} files" in warning
 
 
-def test_check_says_what_does_not_fit(tmp_path, monkeypatch):
+def test_check_warns_about_a_low_limit(tmp_path, monkeypatch):
     pipeline = load(tmp_path)
     monkeypatch.setattr(explain, "descriptor_limit", lambda *, raised: 4096 if raised else 1024)
     assert not [one for one in promises(pipeline) if "max_connections" in one]
     monkeypatch.setattr(explain, "descriptor_limit", lambda *, raised: 1024)
-    (told,) = [one for one in promises(pipeline) if "max_connections" in one]
-    assert told.startswith("Beware: max_connections of all ports add up to 1200")
-    assert "64%" in told
+    (warning,) = [one for one in promises(pipeline) if "max_connections" in one]
+    assert warning.startswith("Beware: max_connections of all ports add up to 1200")
+    assert "64%" in warning
 
 
 @pytest.mark.timeout(60)
 def test_an_ingest_process_ends_when_its_store_has_failed(tmp_path, monkeypatch, caplog):
-    """Then another one can open it. It answered 503 for good, and the supervisor saw a process that was alive."""
+    """Then another process can open it. Before, it answered 503 forever, and the supervisor considered it alive."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     lifeline, ended, failed, opened = Lifeline(), threading.Event(), [], []
@@ -133,8 +136,9 @@ nodes:
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc, and changes the limits of another process")
 def test_silent_connections_do_not_stop_a_pipeline(tmp_path):
     """
-    About a thousand of them, without credentials, stopped one for good: a segment's file could not be opened, the log
-    was poisoned, and the process stayed.
+    About a thousand of them, without credentials, once stopped a pipeline permanently.
+
+    The file of a segment could not be opened, the log failed, and the process did not end.
     """
     if (raise_descriptor_limit() or 4096) < 2048:
         pytest.skip("this process may not open so many connections itself")
@@ -159,14 +163,14 @@ def test_silent_connections_do_not_stop_a_pipeline(tmp_path):
 
         def connect(count):
             for number in range(count):
-                with suppress(OSError):  # refused: it takes no descriptor then
+                with suppress(OSError):  # Refused: then it uses no descriptor.
                     address = ("127.0.0.1", (grpc, http)[number % 2])
                     strangers.enter_context(socket.create_connection(address, timeout=1))
 
         post(client, 5)
         connect(1000)
         post(client, 50)
-        # Now all: whatever is open is as much as may be.
+        # Now all of them: the maximum number is open.
         used = max(int(one.name) for one in Path(f"/proc/{pid}/fd").iterdir())
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 1, 1024))
         connect(20)

@@ -1,4 +1,4 @@
-"""What a pipeline file says about its ports: read in full, and what is wrong is told with its line."""
+"""The receivers of a pipeline file: every key is read, and errors have the line."""
 
 import re
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_every_key_reaches_the_receiver():
     assert (made.otlp_handling, made.capture_headers) == ("convert_to_arrow", ("x-tenant",))
 
 
-def test_secrets_are_in_no_text_of_the_pipeline():
+def test_secrets_are_not_in_any_representation_of_the_pipeline():
     pipeline = load(FULL)
     assert "s3cret" not in repr(pipeline)
     assert "pässword" not in repr(pipeline)
@@ -99,7 +99,7 @@ def test_secrets_are_in_no_text_of_the_pipeline():
     ("capture_headers: [authorization]", 0, "authorization carries credentials"),
     ("insecure: maybe", 0, "insecure"),
 ])  # fmt: skip
-def test_mistakes_are_named_with_their_line(config, offset, reason):
+def test_errors_have_the_line_of_the_key(config, offset, reason):
     with pytest.raises(PipelineError) as caught:
         load(config)
     assert reason in str(caught.value)
@@ -111,7 +111,7 @@ def test_mistakes_are_named_with_their_line(config, offset, reason):
     (("0.0.0.0:4317", "127.0.0.1:4318"), "protocols.grpc.listening_addr", 8),
     (("127.0.0.1:4317", "[::]:4318"), "protocols.http.listening_addr", 10),
 ])  # fmt: skip
-def test_a_port_that_others_can_reach_is_refused_at_its_own_line(addresses, key, line):
+def test_a_public_port_is_refused_at_its_own_line(addresses, key, line):
     with pytest.raises(PipelineError) as caught:
         load("", addresses=addresses)
     assert f"p.yaml:{line}: {key}: others can reach" in str(caught.value)
@@ -119,7 +119,7 @@ def test_a_port_that_others_can_reach_is_refused_at_its_own_line(addresses, key,
     load("tls: {cert_file: a, key_file: b, client_ca_file: c}", addresses=addresses)
 
 
-def test_metrics_that_others_can_reach_are_refused():
+def test_public_metrics_are_refused():
     with pytest.raises(PipelineError, match="listen: others can reach 0.0.0.0, and metrics are served in plain text"):
         load("", top='metrics: {listen: "0.0.0.0:9464"}\n')
     assert load("", top='metrics: {listen: "0.0.0.0:9464", insecure: true}\n').metrics.insecure
@@ -130,7 +130,7 @@ PAGE = (Path(__file__).parents[3] / "docs/howto/otlp.md").read_text(encoding="ut
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> set[str]:
-    """Return every key that *model* reads, those inside others with dots."""
+    """Return every key that *model* reads, nested ones with dots."""
     found: set[str] = set()
     for name, field in model.model_fields.items():
         inner = [

@@ -1,7 +1,4 @@
-"""
-A processor for a table that never comes would do nothing, and an exporter of one would write nothing: both are
-refused.
-"""
+"""Processors and exporters of a table that never reaches them are refused, because they would have no effect."""
 
 from itertools import pairwise
 
@@ -31,7 +28,7 @@ CONSOLE = "{type: exporter:console}"
 
 
 def load(nodes, *ways):
-    """The pipeline of *nodes*, connected as *ways* say: `store > step > out`."""
+    """Return the pipeline of *nodes*, connected by *ways*: `store > step > out`."""
     found = [way.split(" > ") for way in ways or ("store > step > out",)]
     pairs = dict.fromkeys(pair for way in found for pair in pairwise(way))
     lines = [f"          {name}: {node}" for name, node in nodes.items()]
@@ -59,23 +56,23 @@ def spark(tables):
         (redact("columns: [severity_number]"), "no column of text severity_number here"),
     ],
 )
-def test_what_a_processor_would_never_meet_is_refused(step, says):
-    """What was to be redacted would go on as it is."""
+def test_a_processor_for_an_unknown_table_is_refused(step, says):
+    """Otherwise, data that must be redacted would pass unchanged."""
     with pytest.raises(PipelineError) as caught:
         load({"step": step, "out": CONSOLE})
 
     assert (caught.value.line, says in caught.value.reason) == (9, True)
 
 
-def test_a_table_that_an_exporter_would_never_meet_is_refused():
-    """It would take everything, and write nothing."""
+def test_an_exporter_of_an_unknown_table_is_refused():
+    """Otherwise, it would receive all data and write nothing."""
     with pytest.raises(PipelineError, match="tables: there is no table traces here; did you mean spans?"):
         load({"out": spark("[traces]")}, "store > out")
     assert load({"out": spark("[spans]")}, "store > out").routes["out"].config.tables == ("spans",)
 
 
-def test_the_output_of_a_query_is_a_table_behind_it():
-    """Not before it, and not beside it."""
+def test_the_output_of_a_query_is_a_table_after_it():
+    """Neither before it nor on another route."""
     late = redact("signals: [errors]")
     assert load({"step": ERRORS, "late": late, "out": spark("[errors]")}, "store > step > late > out")
     with pytest.raises(PipelineError, match="there is no table errors here"):
@@ -84,14 +81,14 @@ def test_the_output_of_a_query_is_a_table_behind_it():
         load({"step": ERRORS, "a": CONSOLE, "out": spark("[errors]")}, "store > step > a", "store > out")
 
 
-def test_a_node_of_several_ways_is_for_the_tables_of_all():
-    """On one of them it may have nothing to do."""
+def test_a_node_on_several_routes_may_use_the_tables_of_all():
+    """On one of them it may have no effect."""
     nodes = {"step": ERRORS, "late": redact("signals: [errors]"), "a": CONSOLE, "out": CONSOLE}
     assert load(nodes | {"other": redact("signals: [logs]")}, "store > step > late > out", "store > other > a")
 
 
-def test_columns_of_a_query_or_of_ones_own_processor_may_be_any(monkeypatch):
-    """Nobody knows them before it runs."""
+def test_columns_after_a_query_or_user_processor_are_not_checked(monkeypatch):
+    """They are unknown before it runs."""
 
     class Entry:
         name, value = "urn:acme:tenant:processor", "acme:tenant"

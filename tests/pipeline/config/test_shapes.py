@@ -1,4 +1,4 @@
-"""A file may have either shape; both become the same pipeline, and a mistake in either has its line."""
+"""A file may have either structure; both become the same pipeline, and an error in either has its line."""
 
 import pytest
 
@@ -54,8 +54,8 @@ def refused(old, new):
     return caught.value.line, caught.value.reason
 
 
-def test_the_later_shape_is_read():
-    """Groups, nodes and connections; the buffer's flat keys become the store's settings."""
+def test_the_newer_structure_is_read():
+    """Groups, nodes and connections; the flat keys of the buffer become the settings of the store."""
     pipeline = load(LATER)
 
     settings = pipeline.persistence.settings
@@ -65,8 +65,8 @@ def test_the_later_shape_is_read():
     assert [name for name, _ in pipeline.forwarders] == ["exporter"]
 
 
-def test_the_buffer_speaks_for_its_neighbours():
-    """What it says of handling and retries holds for those that do not say it themselves."""
+def test_settings_of_the_buffer_are_defaults_of_its_neighbors():
+    """Its settings for handling and retries apply to nodes without their own."""
     pipeline = load(LATER)
     ((_, receiver),), ((_, exporter),) = pipeline.receivers, pipeline.forwarders
     policy = exporter.policy()
@@ -84,7 +84,7 @@ def test_the_buffer_speaks_for_its_neighbours():
     assert (policy.initial_interval_s, policy.max_interval_s, policy.multiplier) == (1.0, 40.0, 3.0)
 
 
-def test_the_names_of_a_year_before_are_read():
+def test_older_names_are_read():
     """`pipeline_groups`, types with the kind last, and empty settings."""
     older = LATER.replace("groups:", "settings: {}\npipeline_groups:").replace("receiver:otlp", "otlp:receiver")
     older = older.replace("processor:durable_buffer", "durable_buffer:processor").replace(
@@ -95,7 +95,7 @@ def test_the_names_of_a_year_before_are_read():
 
 
 def test_either_end_of_a_connection_may_be_a_list():
-    """One to several, and several to one."""
+    """One node to several, and several to one."""
     text = LATER.replace("            to: exporter", "            to: [exporter]").replace(
         "          - from: receiver\n", "          - from: [receiver]\n"
     )
@@ -123,8 +123,8 @@ def test_either_end_of_a_connection_may_be_a_list():
         ("poll_interval: 50ms", "poll_intervall: 1s", 15, "unknown key poll_intervall; did you mean poll_interval?"),
     ],
 )  # fmt: skip
-def test_mistakes_have_their_line(old, new, line, reason):
-    """The line is that of the very key."""
+def test_errors_have_the_line_of_the_key(old, new, line, reason):
+    """The line of the key itself."""
     found = refused(old, new)
 
     assert found[0] == line, found
@@ -132,7 +132,7 @@ def test_mistakes_have_their_line(old, new, line, reason):
 
 
 def test_a_file_has_one_pipeline():
-    """Two are refused, with both names."""
+    """Two are refused with both names."""
     line, reason = refused("        connections:", "      more:\n        nodes: {}\n        connections:")
 
     assert line == 28
@@ -140,7 +140,7 @@ def test_a_file_has_one_pipeline():
 
 
 @pytest.mark.parametrize("urn", PLUGINS)
-def test_a_plugin_is_found_under_each_of_its_spellings(urn):
+def test_a_plugin_is_found_by_each_spelling(urn):
     """Name and kind in either order, with and without the namespace."""
     space, one, other = urn.removeprefix("urn:").split(":")
 
@@ -149,6 +149,6 @@ def test_a_plugin_is_found_under_each_of_its_spellings(urn):
 
 
 @pytest.mark.parametrize("text", ["", ":", "otlp", "urn", "urn::", "urn:otel:otlp", "urn:a:b:c:d", "receiver:receiver"])
-def test_what_names_nothing_is_nothing(text):
-    """Never an exception."""
+def test_an_unknown_name_is_not_a_plugin(text):
+    """It raises no exception."""
     assert find_plugin(text) is None

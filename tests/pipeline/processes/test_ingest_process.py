@@ -1,7 +1,4 @@
-"""
-The ingest process by itself: registers first, then listens; comes back after SIGKILL; never outlives its
-supervisor.
-"""
+"""The ingest process registers subscribers before it listens, survives SIGKILL, and ends with its supervisor."""
 
 import json
 import os
@@ -47,7 +44,7 @@ def request(number):
 
 
 class Child:
-    """`python -m quiver.pipeline.ingest` under a supervisor that is this test."""
+    """`python -m quiver.pipeline.ingest`, with this test as its supervisor."""
 
     def __init__(self, directory, port):
         self.directory, self.port = directory, port
@@ -103,8 +100,10 @@ def stored(directory):
 
 def test_confirmed_requests_survive_sigkill_and_are_stored_once(tmp_path, port):
     """
-    Killed after it confirmed: the request is there, and sent again it is confirmed and not stored again. The end of its
-    standard input, which is that of its supervisor, stops it cleanly; what was open is sealed.
+    After a kill, a confirmed request is in the store; when it is sent again, it is confirmed and not stored again.
+
+    The end of standard input, which indicates the end of the supervisor, stops the process cleanly and seals the
+    open segment.
     """
     with Child(tmp_path, port) as child:
         child.until_ready()
@@ -123,8 +122,8 @@ def test_confirmed_requests_survive_sigkill_and_are_stored_once(tmp_path, port):
     assert stored(tmp_path) == [request(1), request(2)]
 
 
-def test_what_it_cannot_do_is_its_last_line(tmp_path, port):
-    """An address that is taken: exit code 1, a restart may help, and the log ends with the reason."""
+def test_a_startup_error_is_the_last_line_of_the_log(tmp_path, port):
+    """For an address in use: exit code 1, because a restart may help."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()

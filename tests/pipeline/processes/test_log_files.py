@@ -1,4 +1,4 @@
-"""A child's log is put aside when it is long, while the child goes on appending; the oldest go."""
+"""The log of a child is rotated when it is long, while the child appends to it; the oldest files are deleted."""
 
 import sys
 import threading
@@ -16,8 +16,8 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
 
-def test_a_long_log_is_put_aside_and_whoever_appends_goes_on(tmp_path):
-    """Three are kept, the newest first; a short one is left alone, and one that is not there is none."""
+def test_a_long_log_is_rotated_while_a_child_appends(tmp_path):
+    """Three files are kept, numbered from the newest; a short or missing log is not rotated."""
     path = tmp_path / "ingest.log"
     assert not keep_short(REAL_FILES, str(path), bytes_max=10)
     with path.open("ab", buffering=0) as child:
@@ -33,8 +33,8 @@ def test_a_long_log_is_put_aside_and_whoever_appends_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["create", "pwrite", "truncate", "rename"])
-def test_where_there_is_no_room_nothing_is_lost(call):
-    """The log stays; the next look does it."""
+def test_a_full_disk_postpones_the_rotation(call):
+    """The log stays complete, and the next check rotates it."""
     disk = CrashFileSystem()
     disk.make_dirs("/run")
     log = disk.create("/run/a.log")
@@ -56,8 +56,8 @@ def test_where_there_is_no_room_nothing_is_lost(call):
 SPEAKER = "import time\nn = 0\nwhile True: print('line', n, 'x' * 100, flush=True); n += 1; time.sleep(0.0005)"
 
 
-def test_the_supervisor_does_it(tmp_path, monkeypatch):
-    """While the child runs, which is not started again for that."""
+def test_the_supervisor_rotates_logs(tmp_path, monkeypatch):
+    """While the child runs, without a restart."""
     monkeypatch.setattr(supervise, "LOOK_AT_LOGS_S", 0.05)
     spec = ChildSpec("a", [sys.executable, "-I", "-S", "-c", SPEAKER], tmp_path / "a.log")
     supervisor = Supervisor([spec], on_change=lambda *_: None, backoff=Backoff(), random=Random(1), log_bytes_max=2000)

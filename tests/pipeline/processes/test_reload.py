@@ -1,4 +1,4 @@
-"""What a changed file asks for: exporters, processors and the level of the log can change; what is held open cannot."""
+"""A reload can change exporters, processors and the log level; settings of open stores and ports need a restart."""
 
 import pytest
 
@@ -55,8 +55,8 @@ def changed(old, new):
         ("nodes:", "nodes:", "nothing changed in the file; certificates and credentials were read again", False),
     ],
 )
-def test_what_can_be_taken_over(old, new, words, queries):
-    """Without a restart; whether the Spark process is concerned is known."""
+def test_these_changes_need_no_restart(old, new, words, queries):
+    """And `changed_queries` indicates whether the Spark process is affected."""
     text = TEXT.replace(old, new) + (MORE if "more" in new else "")
     before, after = load(TEXT), load(text)
 
@@ -65,8 +65,8 @@ def test_what_can_be_taken_over(old, new, words, queries):
     assert changed_queries(before, after) is queries
 
 
-def test_an_exporter_that_goes_stays_a_subscriber():
-    """What it had not confirmed is kept until somebody decides."""
+def test_a_removed_exporter_remains_a_subscriber():
+    """Its pending data are kept until a user drops it."""
     without = TEXT.replace("[remote, errors]", "[errors]")
     after = load(without[: without.index("  remote:")])
 
@@ -84,11 +84,11 @@ def test_an_exporter_that_goes_stays_a_subscriber():
         ("[console]", "[console, remote]", None),
     ],
 )
-def test_what_needs_a_restart_is_named(old, new, reasons):
-    """All of it at once, so that nobody asks twice."""
+def test_changes_that_need_a_restart_are_listed(old, new, reasons):
+    """All of them at once."""
     text = TEXT.replace(old, new)
     if reasons is None:
-        # Behind a processor it takes bundles out of a store of its own.
+        # After a processor, the exporter reads from its own store.
         text = text.replace("[remote, errors]", "[errors]")
         reasons = ["staged-remote comes, which is a store of its own"]
 

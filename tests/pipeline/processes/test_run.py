@@ -1,4 +1,4 @@
-"""`quiver run` as a process: it says what it does in its state file, and leaves nothing behind."""
+"""`quiver run` as a process: its state file describes it, and it leaves no process."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ nodes:
 
 @pytest.fixture
 def command(tmp_path):
-    """The command line of a pipeline that only buffers."""
+    """Return the command line of a pipeline that only buffers."""
     path = tmp_path / "p.yaml"
     path.write_text(PIPELINE, encoding="utf-8")
     with socket.socket() as free:
@@ -49,12 +49,12 @@ def command(tmp_path):
 
 
 def pipeline_of(tmp_path):
-    """The same, read and checked."""
+    """Return its validated pipeline."""
     return load_pipeline(PIPELINE, source="p.yaml", values={"directory": str(tmp_path), "port": "4318"})[0]
 
 
-def test_data_kept_for_an_exporter_of_another_name_is_told(tmp_path):
-    """One that was renamed would fill the buffer, and nobody would know for whom. Without a store there is none."""
+def test_pending_data_of_an_unknown_exporter_are_reported(tmp_path):
+    """A renamed exporter would otherwise fill the buffer unnoticed. A missing store is not reported."""
     pipeline = pipeline_of(tmp_path)
     assert left_behind(pipeline) == []
     with quiver.open(tmp_path / "buffer") as store:
@@ -67,16 +67,16 @@ def test_data_kept_for_an_exporter_of_another_name_is_told(tmp_path):
     assert left_behind(pipeline) == [("old_name", 1, f"{tmp_path}/buffer")]
 
 
-def test_a_directory_that_is_no_store_yet_is_nothing_to_speak_of(tmp_path, caplog):
-    """Somebody made it, or mounted a volume there: nothing is kept in it, and nothing is wrong."""
+def test_an_empty_directory_is_not_reported(tmp_path, caplog):
+    """A user may have created it or mounted a volume there: it contains no data, and is valid."""
     (tmp_path / "buffer").mkdir()
 
     assert (left_behind(pipeline_of(tmp_path)), not_sealed(pipeline_of(tmp_path))) == ([], [])
     assert caplog.messages == []
 
 
-def test_what_could_not_be_sealed_is_told(tmp_path):
-    """It is in the log, and no lag of an exporter speaks of it: a store that was killed, or a disk that was full."""
+def test_bundles_that_could_not_be_sealed_are_reported(tmp_path):
+    """They are only in the log, after a kill or on a full disk, and the lag of an exporter does not include them."""
     pipeline = pipeline_of(tmp_path)
     assert not_sealed(pipeline) == []
     batch = pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)
@@ -107,12 +107,12 @@ def is_running(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # One that nobody has reaped yet has ended all the same.
+    # A zombie has ended, too.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_it_runs_until_standard_input_ends(command, tmp_path):
-    """State while it runs, a second one refused, a clean end with whoever started it."""
+def test_run_continues_until_standard_input_ends(command, tmp_path):
+    """The state file is current, a second run is refused, and the run ends cleanly with its parent."""
     run_dir = tmp_path / "buffer.run"
     with start([*command, "--stop-with-stdin"]) as running:
         wait_until((run_dir / INGEST_READY).exists)
@@ -129,8 +129,8 @@ def test_it_runs_until_standard_input_ends(command, tmp_path):
     assert not is_running(child["pid"])
 
 
-def test_a_child_that_starts_again_does_not_read_what_somebody_is_writing(command, tmp_path):
-    """The file is half written, and nobody asked for a reload: what runs goes on as it was checked."""
+def test_a_restarted_child_does_not_read_a_changed_file(command, tmp_path):
+    """The file is incomplete and no reload was requested: the child continues with the validated pipeline."""
     run_dir = tmp_path / "buffer.run"
 
     def pid():
@@ -150,8 +150,8 @@ def test_a_child_that_starts_again_does_not_read_what_somebody_is_writing(comman
 
 
 @pytest.mark.slow
-def test_no_child_outlives_a_killed_supervisor(command, tmp_path):
-    """SIGKILL to `quiver run`: its child notices and stops by itself."""
+def test_no_child_survives_a_killed_supervisor(command, tmp_path):
+    """After SIGKILL to `quiver run`, its child stops by itself."""
     run_dir = tmp_path / "buffer.run"
     with start(command) as running:
         wait_until((run_dir / INGEST_READY).exists)
@@ -162,8 +162,8 @@ def test_no_child_outlives_a_killed_supervisor(command, tmp_path):
     assert (run_dir / "ingest.log").read_text().rstrip().endswith("stopped")
 
 
-def test_it_says_when_its_ports_are_open(tmp_path):
-    """Not of an earlier life, and not when it is about to stop."""
+def test_run_reports_when_its_ports_are_open(tmp_path):
+    """Not for the ready file of an earlier process, and not while it stops."""
     pipeline = pipeline_of(tmp_path)
     said = []
     running = _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, said.append)
@@ -186,8 +186,11 @@ CONSOLE = """\
 """
 
 
-def test_a_reload_that_cannot_be_ends_nothing(tmp_path, monkeypatch):
-    """Not for want of Java, of a package, or of the right to look at a directory: it is told, and all goes on."""
+def test_a_failed_reload_changes_nothing(tmp_path, monkeypatch):
+    """
+    Without Java, without a package, or without permission for a directory: it is reported, and the pipeline
+    continues.
+    """
     pipeline = pipeline_of(tmp_path)
     config = 'config: {path: "{{directory}}/buffer"}\n'
     text = PIPELINE.replace(config, f"out_ports: {{o: {{destinations: [screen]}}}}\n    {config}{CONSOLE}")
@@ -221,10 +224,10 @@ def test_a_reload_that_cannot_be_ends_nothing(tmp_path, monkeypatch):
     ]
 
 
-def test_neither_a_full_disk_nor_a_closed_pipe_ends_what_runs(tmp_path):
-    """Whoever read what it says has gone, and its own notes find no room: that is no reason to kill the children."""
+def test_a_full_disk_or_a_closed_pipe_does_not_stop_the_pipeline(tmp_path):
+    """Nothing reads its output, or its state file cannot be written: neither is a reason to stop the children."""
     pipeline = pipeline_of(tmp_path)
-    (tmp_path / "state.json").mkdir()  # what root cannot replace either
+    (tmp_path / "state.json").mkdir()  # Not even root can replace a directory.
     said = []
 
     def say(what):

@@ -1,7 +1,4 @@
-"""
-Whole pipelines as they run: those of the documents as printed, in memory, on several cores, changed
-while they run.
-"""
+"""Complete pipelines: those of the documents, in memory, on several cores, and changed while they run."""
 
 import contextlib
 import json
@@ -23,8 +20,8 @@ LOGS = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 
 
 @contextlib.contextmanager
-def far_side(directory, port, receiver=OtlpGrpcReceiver):
-    """A receiver with a store, as the endpoint of an exporter."""
+def otlp_server(directory, port, receiver=OtlpGrpcReceiver):
+    """Return a receiver with a store, as the endpoint of an exporter."""
     settings = OtlpSettings(listening_addr=f"127.0.0.1:{port}", workers=2)
     with quiver.open(directory) as store, receiver(store, settings):
         yield
@@ -41,7 +38,7 @@ def records(*numbers):
 
 
 def test_the_file_of_the_architecture_document_runs(tmp_path):
-    """As printed, but for ports and the path: both receivers in, and each exporter sends everything."""
+    """Unchanged except for ports and the path: both receivers accept data, and each exporter sends all of it."""
     otlp_in, otap_in, otap_out, otlp_out = free_ports(4)
     text = (EXAMPLES / "otap-dataflow.yaml").read_text()
     for old, new in {
@@ -57,8 +54,8 @@ def test_the_file_of_the_architecture_document_runs(tmp_path):
     file.write_text(text)
 
     with (
-        far_side(tmp_path / "otap", otap_out, OtapGrpcReceiver),
-        far_side(tmp_path / "otlp", otlp_out),
+        otlp_server(tmp_path / "otap", otap_out, OtapGrpcReceiver),
+        otlp_server(tmp_path / "otlp", otlp_out),
         Run(tmp_path, file, {"backend_hostname": "127.0.0.1"}) as run,
     ):
         for number in range(3):
@@ -75,8 +72,8 @@ def test_the_file_of_the_architecture_document_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_file_of_the_later_shape_runs(tmp_path):
-    """And what the far side did not get is said at the end, and sent by the next run."""
+def test_the_file_of_the_newer_structure_runs(tmp_path):
+    """Undelivered data are reported at the end, and sent by the next run."""
     http_in, grpc_in, out = free_ports(3)
     values = {
         "DIRECTORY": tmp_path,
@@ -91,13 +88,13 @@ def test_the_file_of_the_later_shape_runs(tmp_path):
         said = run.stop()
     assert f"exporter: 2 bundles remain in {tmp_path}/buffer, for the next start" in said
 
-    with far_side(tmp_path / "far", out), Run(tmp_path, EXAMPLES / "otel-dataflow-v1.yaml", values) as run:
+    with otlp_server(tmp_path / "far", out), Run(tmp_path, EXAMPLES / "otel-dataflow-v1.yaml", values) as run:
         run.until(lambda: bodies(tmp_path / "far") == records(0, 1))
 
 
 @pytest.mark.slow
-def test_a_pipeline_in_memory(tmp_path):
-    """It delivers while it runs. What it could not deliver is told, and nothing is left behind."""
+def test_a_pipeline_in_memory_delivers_while_it_runs(tmp_path):
+    """Undelivered data are reported at the end, and no file is left."""
     http_in, grpc_in, out = free_ports(3)
     values = {
         "grpc_addr": f"127.0.0.1:{grpc_in}",
@@ -107,7 +104,7 @@ def test_a_pipeline_in_memory(tmp_path):
     }
     memory = memory_directory(tmp_path / "run")
     with Run(tmp_path, EXAMPLES / "in-memory.yaml", values, "--drain", "200ms") as run:
-        with far_side(tmp_path / "far", out):
+        with otlp_server(tmp_path / "far", out):
             run.post(http_in, request(0))
             run.until(lambda: bodies(tmp_path / "far") == records(0))
         assert memory.is_dir()
@@ -142,8 +139,11 @@ REMOTE = """\
 """
 
 
-def test_a_changed_file_is_taken_over_while_it_runs(tmp_path):
-    """Another endpoint, one exporter more; what is wrong or needs a restart changes nothing, and is told."""
+def test_a_changed_file_is_applied_while_the_pipeline_runs(tmp_path):
+    """
+    Another endpoint and another exporter; an invalid change, or one that needs a restart, is reported and not
+    applied.
+    """
     port, other_port, first, second = free_ports(4)
     file = tmp_path / "p.yaml"
 
@@ -152,7 +152,7 @@ def test_a_changed_file_is_taken_over_while_it_runs(tmp_path):
         file.write_text(text + "".join(REMOTE.format(name=name, port=there) for name, there in exporters))
 
     write(("one", first))
-    with far_side(tmp_path / "far", second), Run(tmp_path, file) as run:
+    with otlp_server(tmp_path / "far", second), Run(tmp_path, file) as run:
         pid = run.children()["ingest"]["pid"]
         run.post(port, request(0))
         write(("one", second))
@@ -161,7 +161,7 @@ def test_a_changed_file_is_taken_over_while_it_runs(tmp_path):
 
         write(("one", second), ("two", second))
         assert run.reload() == "reloaded: two comes"
-        run.until(lambda: bodies(tmp_path / "far") == records(0, 0))  # a new one gets what is still there
+        run.until(lambda: bodies(tmp_path / "far") == records(0, 0))  # it receives the existing data
 
         file.write_text("nodes: []")
         assert "nodes must be a mapping" in run.reload()
@@ -174,7 +174,7 @@ def test_a_changed_file_is_taken_over_while_it_runs(tmp_path):
 
 @pytest.mark.slow
 def test_several_cores_share_the_ports(tmp_path):
-    """Both take requests, a killed one comes back, nothing that was confirmed is lost, and the far side has it all."""
+    """Each accepts requests, a killed one restarts, no confirmed data are lost, and all data are delivered."""
     http_in, grpc_in, out = free_ports(3)
     values = {
         "directory": tmp_path,
@@ -191,7 +191,7 @@ def test_several_cores_share_the_ports(tmp_path):
         per_core = [len(bodies(tmp_path / "buffer" / f"core_{core}")) for core in range(2)]
         os.kill(run.children()["ingest-1"]["pid"], signal.SIGKILL)
         run.until(lambda: "ingest-1 died" in run.said)
-        with far_side(tmp_path / "far", out):
+        with otlp_server(tmp_path / "far", out):
             run.until(lambda: set(bodies(tmp_path / "far")) == set(records(*range(50))))
 
     assert sum(per_core) == 50
@@ -199,8 +199,8 @@ def test_several_cores_share_the_ports(tmp_path):
 
 
 @pytest.mark.slow
-def test_fewer_cores_deliver_what_the_others_left(tmp_path):
-    """The directory of a core that there is no more of is drained, and goes."""
+def test_fewer_cores_deliver_the_data_of_removed_ones(tmp_path):
+    """The directory of a removed core is drained, and then deleted."""
     http_in, grpc_in, out = free_ports(3)
     values = {
         "directory": tmp_path,
@@ -212,14 +212,17 @@ def test_fewer_cores_deliver_what_the_others_left(tmp_path):
     with Run(tmp_path, EXAMPLES / "otlp-forward.yaml", values, "--cores", "2", "--drain", "100ms") as run:
         for number in range(20):
             run.post(http_in, request(number))
-    with far_side(tmp_path / "far", out), Run(tmp_path, EXAMPLES / "otlp-forward.yaml", values, "--cores", "1") as run:
+    with (
+        otlp_server(tmp_path / "far", out),
+        Run(tmp_path, EXAMPLES / "otlp-forward.yaml", values, "--cores", "1") as run,
+    ):
         run.until(lambda: set(bodies(tmp_path / "far")) == set(records(*range(20))))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_query_between_buffer_and_files(tmp_path):
-    """The example runs: rows that the query keeps are in files, once each, also across a kill of Spark."""
+def test_a_query_between_buffer_and_files_exports_once(tmp_path):
+    """The example runs: selected rows are in files, once each, also after a kill of Spark."""
     (http_in,) = free_ports(1)
     values = {"directory": tmp_path, "http_addr": f"127.0.0.1:{http_in}", "open": "100ms", "trigger": "200ms"}
 
@@ -244,7 +247,7 @@ def test_a_query_between_buffer_and_files(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_late_persistence_redacts_before_it_buffers(tmp_path):
-    """The far side gets what was processed, and the buffer behind the processor holds nothing else."""
+    """The destination and the buffer after the processor contain only processed data."""
     http_in, out = free_ports(2)
     values = {
         "directory": tmp_path,
@@ -257,7 +260,7 @@ def test_late_persistence_redacts_before_it_buffers(tmp_path):
         run.post(http_in, request("1111-2222-3333-4444"))
         run.post(http_in, request(7))
         run.until(lambda: bodies(tmp_path / "buffer") == ["record ****", "record 7"], 150)
-        with far_side(tmp_path / "far", out):
+        with otlp_server(tmp_path / "far", out):
             run.until(lambda: bodies(tmp_path / "far") == ["record ****", "record 7"], 150)
 
 
@@ -273,8 +276,10 @@ LATE_FILES = """\
 @pytest.mark.timeout(400)
 def test_a_stop_drains_in_the_order_of_the_graph(tmp_path):
     """
-    Nothing was sealed before the stop. All the same those behind the second buffer have everything after it: the one
-    that sends and the one on Spark.
+    Nothing was sealed before the stop.
+
+    Nevertheless, the exporters after the second buffer deliver everything: the one that sends, and the one on
+    Spark.
     """
     http_in, out = free_ports(2)
     values = {
@@ -287,7 +292,7 @@ def test_a_stop_drains_in_the_order_of_the_graph(tmp_path):
     text = text.replace("          - otlp_exporter\n", "          - otlp_exporter\n          - late_files\n")
     file = tmp_path / "p.yaml"
     file.write_text(text + LATE_FILES)
-    with far_side(tmp_path / "far", out), Run(tmp_path, file, values, "--drain", "150s") as run:
+    with otlp_server(tmp_path / "far", out), Run(tmp_path, file, values, "--drain", "150s") as run:
         run.until(lambda: "ready: listens" in run.said, 150)
         for number in range(3):
             run.post(http_in, request(number))
@@ -300,15 +305,15 @@ def test_a_stop_drains_in_the_order_of_the_graph(tmp_path):
 
 
 def parquet_bodies(directory):
-    """The bodies of all log records in the Parquet files below *directory*."""
+    """Return the bodies of all log records in the Parquet files below *directory*."""
     files = sorted((directory / "logs").glob("*.parquet"))
     return sorted(body["string_value"] for file in files for body in pq.read_table(file).column("body").to_pylist())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_processor_of_another_package(tmp_path):
-    """The example runs: one tenant's rows behind the processor, everything beside it."""
+def test_a_processor_of_another_package_runs(tmp_path):
+    """The example runs: the rows of one tenant after the processor, all rows on the other route."""
     (http_in,) = free_ports(1)
     values = {"directory": tmp_path, "http_addr": f"127.0.0.1:{http_in}", "open": "100ms", "trigger": "200ms"}
 
@@ -326,8 +331,8 @@ def test_a_processor_of_another_package(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_one_exporter_is_down_and_the_other_goes_on(tmp_path):
-    """Files are complete while the far side is away, on two cores; it gets everything when it comes. Spark may die."""
+def test_an_exporter_without_a_destination_does_not_block_another(tmp_path):
+    """Files are complete during the outage, on two cores; then all data are delivered. Spark may be killed."""
     http_in, grpc_in, out = free_ports(3)
     values = {
         "directory": tmp_path,
@@ -343,7 +348,7 @@ def test_one_exporter_is_down_and_the_other_goes_on(tmp_path):
         run.until(lambda: parquet_bodies(parquet) == records(*range(10)), 150)
         os.kill(run.children()["spark"]["pid"], signal.SIGKILL)
         run.post(http_in, request(10))
-        with far_side(tmp_path / "far", out):
+        with otlp_server(tmp_path / "far", out):
             run.until(lambda: set(bodies(tmp_path / "far")) == set(records(*range(11))), 150)
         run.until(lambda: parquet_bodies(parquet) == records(*range(11)), 150)
         said = run.stop()
@@ -354,8 +359,8 @@ def test_one_exporter_is_down_and_the_other_goes_on(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_changed_query_is_taken_over_while_it_runs(tmp_path):
-    """Only the Spark process is renewed; it goes on where it stood."""
+def test_a_changed_query_is_applied_while_the_pipeline_runs(tmp_path):
+    """Only the Spark process restarts; it continues at its position."""
     (http_in,) = free_ports(1)
     values = {"directory": tmp_path, "http_addr": f"127.0.0.1:{http_in}", "open": "100ms", "trigger": "200ms"}
     file = tmp_path / "p.yaml"

@@ -1,4 +1,4 @@
-"""The place of Spark's own files is gone when the run is, or when the next one begins; nothing else is removed."""
+"""Spark's temporary directory is removed at the end of a run or the start of the next; nothing else is removed."""
 
 import tempfile
 
@@ -9,7 +9,7 @@ from quiver.pipeline.processes.spark_scratch import NOTE_NAME, scratch_of
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """A temporary directory of the test's own."""
+    """Return a temporary directory of the test."""
     place = tmp_path / "tmp"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
@@ -18,14 +18,14 @@ def temporary(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """The directory of a run."""
+    """Return the directory of a run."""
     place = tmp_path / "run"
     place.mkdir()
     return place
 
 
-def test_it_is_gone_at_the_end(temporary, run_dir):
-    """And nobody is told of it any more."""
+def test_the_directory_is_removed_at_the_end(temporary, run_dir):
+    """And the environment no longer refers to it."""
     with scratch_of(run_dir) as place:
         assert place.parent == temporary
         assert not place.exists()
@@ -34,8 +34,8 @@ def test_it_is_gone_at_the_end(temporary, run_dir):
     assert not list(run_dir.iterdir())
 
 
-def test_the_next_run_removes_what_a_killed_one_left(temporary, run_dir):
-    """Each has a place of its own."""
+def test_the_next_run_removes_the_directory_of_a_killed_one(temporary, run_dir):
+    """Each run has its own directory."""
     killed = scratch_of(run_dir)
     (killed.__enter__() / "local").mkdir(parents=True)
     (left,) = temporary.iterdir()
@@ -45,8 +45,8 @@ def test_the_next_run_removes_what_a_killed_one_left(temporary, run_dir):
 
 
 @pytest.mark.parametrize("named", ["precious", "quiver-spark-0123456", "quiver-spark-01234567x"])
-def test_nothing_else_is_removed(temporary, run_dir, named):
-    """Whatever the note says."""
+def test_no_other_directory_is_removed(temporary, run_dir, named):
+    """For any content of the note."""
     (temporary / named).mkdir()
     (run_dir / NOTE_NAME).write_text(str(temporary / named), encoding="utf-8")
     with scratch_of(run_dir):
@@ -54,8 +54,8 @@ def test_nothing_else_is_removed(temporary, run_dir, named):
 
 
 @pytest.mark.parametrize("note", [b"", b"\xff", bytes(10_000), b"quiver-spark-01234567"])
-def test_a_note_that_says_no_place_is_passed_over(temporary, run_dir, note, monkeypatch):
-    """A place is an absolute path."""
+def test_an_invalid_note_is_ignored(temporary, run_dir, note, monkeypatch):
+    """A note contains an absolute path."""
     monkeypatch.chdir(temporary)
     (temporary / "quiver-spark-01234567").mkdir()
     (run_dir / NOTE_NAME).write_bytes(note)
@@ -65,8 +65,8 @@ def test_a_note_that_says_no_place_is_passed_over(temporary, run_dir, note, monk
 
 
 @pytest.mark.usefixtures("temporary")
-def test_a_full_disk_is_no_reason_not_to_start(run_dir):
-    """Then it is not noted."""
+def test_a_full_disk_does_not_prevent_a_start(run_dir):
+    """Then the note is not written."""
     run_dir.rmdir()
     with scratch_of(run_dir) as place:
         assert place.name.startswith("quiver-spark-")

@@ -1,4 +1,4 @@
-"""What Spark keeps in the temporary directory goes with the pipeline, however that ends."""
+"""Spark's files in the temporary directory are removed with the pipeline, after any kind of end."""
 
 import os
 import signal
@@ -35,8 +35,8 @@ def wait_until(true):
         pause.wait(0.05)
 
 
-def test_nothing_is_left_of_a_process_that_was_killed(tmp_path):
-    """Told twice to stop, the supervisor kills it: no end of its own could tidy up."""
+def test_a_killed_spark_process_leaves_no_files(tmp_path):
+    """After a second signal the supervisor kills it, so it cannot clean up by itself."""
     (tmp_path / "p.yaml").write_text(PIPELINE, encoding="utf-8")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -47,7 +47,8 @@ def test_nothing_is_left_of_a_process_that_was_killed(tmp_path):
         wait_until(lambda: list(temporary.glob("quiver-spark-*/*/*")))
     finally:
         run.send_signal(signal.SIGTERM)
-        wait_until(lambda: read_state(tmp_path / "buffer.run").get("state") == "stopping")  # two at once are one
+        # Two signals at once count as one, so the second is sent later.
+        wait_until(lambda: read_state(tmp_path / "buffer.run").get("state") == "stopping")
         run.send_signal(signal.SIGTERM)
         run.wait(30)
     assert list(temporary.glob("quiver-spark-*")) == []

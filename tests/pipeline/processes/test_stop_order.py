@@ -57,7 +57,7 @@ nodes:
 
 
 def commit(root, number):
-    """What a query does that ends in the buffer."""
+    """Commit a batch to the buffer, as a query does."""
     options = SinkOptions(path=root, slot=60)
     rows = pa.record_batch([pa.array([request(number)], pa.binary())], schema=OTLP_SCHEMA)
     names = {"writer": "query", "batch": number}
@@ -73,7 +73,7 @@ def post(port, data):
 
 
 class Ingest:
-    """The ingest process's work in a thread, with a far side that takes everything."""
+    """The function of the ingest process in a thread, with a destination that accepts everything."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -103,8 +103,8 @@ class Ingest:
         self.thread.join()
 
 
-def test_what_is_written_into_a_buffer_while_it_closes_is_sent_on(tmp_path):
-    """Told that the pipeline stops it takes nothing more and seals; what queries commit after that goes out, too."""
+def test_data_written_to_a_closing_buffer_are_sent(tmp_path):
+    """On stop, it accepts no requests and seals; batches that queries commit afterwards are delivered, too."""
     inside = Ingest(tmp_path)
     with quiver.open(tmp_path / "far") as store, OtlpHttpReceiver(store, inside.far), inside:
         post(inside.port, request(0))
@@ -116,8 +116,8 @@ def test_what_is_written_into_a_buffer_while_it_closes_is_sent_on(tmp_path):
     assert bodies(tmp_path / "far") == ["record 0", "record 1"]
 
 
-def test_a_store_that_cannot_seal_yet_sends_what_it_has(tmp_path, monkeypatch, caplog):
-    """That is said; the process ends in order, and what it holds in its log comes at the next start."""
+def test_a_store_that_cannot_seal_sends_its_sealed_data(tmp_path, monkeypatch, caplog):
+    """The failure is logged and the process ends in order; the next start delivers the data in the log."""
 
     def full(_store):
         raise CapacityError("the disk is full")
@@ -134,8 +134,8 @@ def test_a_store_that_cannot_seal_yet_sends_what_it_has(tmp_path, monkeypatch, c
     assert bodies(tmp_path / "buffer") == ["record 0"]
 
 
-def test_that_it_has_closed_is_said_on_a_full_disk_too(tmp_path, monkeypatch):
-    """By one note less. Of an earlier life, or a process that still listens, it is not said."""
+def test_a_closed_ingest_process_is_known_on_a_full_disk(tmp_path, monkeypatch):
+    """From the missing ready file. An earlier process, or one that listens, does not count as closed."""
     pid = os.getpid()
     write_ready(tmp_path, INGEST_READY, {"listening": []})
     assert not has_closed(tmp_path, INGEST_READY, pid)
@@ -152,7 +152,7 @@ def test_that_it_has_closed_is_said_on_a_full_disk_too(tmp_path, monkeypatch):
 
 
 class Query:
-    """A query whose `processAllAvailable` says when, and waits for *gate*."""
+    """A query whose `processAllAvailable` records its call and waits for *gate*."""
 
     def __init__(self, name, said, gate):
         self.isActive = True
@@ -166,7 +166,7 @@ class Query:
 
 @pytest.fixture
 def exports(tmp_path, monkeypatch):
-    """A query into a buffer, and one out of it; what they did, and the gate of the first."""
+    """Return a query into a buffer, a query out of it, their calls, and the gate of the first."""
     said, gate, open_gate = [], threading.Event(), threading.Event()
     open_gate.set()
     buffer = str(tmp_path / "buffer")
@@ -180,7 +180,7 @@ def exports(tmp_path, monkeypatch):
         config = SimpleNamespace(destination=destination, policy=RetryPolicy, letters=LETTERS)
         return SimpleNamespace(name=name, store_path=path, stores=(), route=SimpleNamespace(config=config, into=into))
 
-    # In the other order than that of the flow.
+    # In the reverse order of the data flow.
     plans = [plan("behind", buffer, None, "lake/"), plan("into", str(tmp_path / "intake"), "buffer", buffer)]
     made = export.linked([export._Export(None, one) for one in plans])
     for one in made:
@@ -188,8 +188,8 @@ def exports(tmp_path, monkeypatch):
     return SimpleNamespace(made=made, said=said, gate=gate, buffer=buffer)
 
 
-def test_who_reads_a_buffer_waits_for_those_who_fill_it(exports):
-    """And for the store to have made segments of what they committed last."""
+def test_readers_of_a_buffer_wait_for_its_writers(exports):
+    """And until the store has sealed their last batches."""
     with quiver.open(exports.buffer, background=False) as store:
         drain = threading.Thread(target=export._drain, args=(exports.made, 60.0))
         drain.start()
@@ -206,15 +206,15 @@ def test_who_reads_a_buffer_waits_for_those_who_fill_it(exports):
     assert exports.said == ["into begins", "into ends", "behind begins", "behind ends"]
 
 
-def test_one_that_is_stuck_holds_up_nobody_beyond_the_deadline(exports, caplog):
-    """What it left is told."""
+def test_a_blocked_query_does_not_delay_others_beyond_the_deadline(exports, caplog):
+    """Its remaining data are reported."""
     export._drain(exports.made, 0.0)
     exports.gate.set()
     assert "into still had data to write; it continues at the next start" in caplog.text
 
 
-def test_a_query_with_rare_turns_has_one_more(tmp_path, monkeypatch):
-    """Its next turn may be hours away: it is stopped, and started for what is there."""
+def test_a_query_with_a_long_trigger_runs_once_more(tmp_path, monkeypatch):
+    """Its next trigger may be hours later: it is stopped, and started for the available data."""
     said = []
 
     class Rare:
@@ -243,15 +243,15 @@ def test_a_query_with_rare_turns_has_one_more(tmp_path, monkeypatch):
 
 
 def lifeline_at(clock):
-    """A lifeline that hears no signals: they are the main thread's."""
+    """Return a lifeline without signals, which only the main thread can receive."""
     line = object.__new__(Lifeline)
     line._clock, line._told_at, line._is_orphan, line._deadline_s = clock, None, False, 20.0
     line._asked = SimpleNamespace(put=lambda _: None)
     return line
 
 
-def test_a_child_without_a_supervisor_ends_in_order(monkeypatch):
-    """It is cut off hard in 20 s: it may not drain for as long."""
+def test_a_child_without_a_supervisor_stops_in_order(monkeypatch):
+    """The watchdog kills it after 20 s, so it drains for less."""
     line = lifeline_at(ManualClock())
     monkeypatch.setattr(lifeline, "os", SimpleNamespace(read=lambda *_: b"", _exit=lambda _code: None))
     monkeypatch.setattr(lifeline, "threading", SimpleNamespace(Event=lambda: SimpleNamespace(wait=lambda _s: None)))
@@ -261,8 +261,8 @@ def test_a_child_without_a_supervisor_ends_in_order(monkeypatch):
     assert line.left_s(8.0) == 8.0
 
 
-def test_the_time_to_drain_begins_when_the_pipeline_is_told_to_stop():
-    """Not anew when it is this child's turn."""
+def test_the_drain_time_starts_with_the_stop_of_the_pipeline():
+    """Not when the child is stopped."""
     clock = ManualClock()
     line = lifeline_at(clock)
     assert line.left_s(8.0) == 8.0

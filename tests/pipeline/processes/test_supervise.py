@@ -1,4 +1,4 @@
-"""Children are started, restarted and stopped; nothing outlives the supervisor."""
+"""Children are started, restarted and stopped; none survives the supervisor."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ ON_LIFELINE = (
 
 
 class Running:
-    """A supervisor in a thread, and what it said."""
+    """A supervisor in a thread, and its messages."""
 
     def __init__(self, tmp_path, scripts, *, stop_timeout_s=5.0, backoff=None, stages=(), on_reload=None):
         self.said = []
@@ -87,7 +87,7 @@ def gone(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    # A zombie of this very process is gone too.
+    # A zombie of this process has ended, too.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
@@ -99,8 +99,8 @@ def wait_until(true):
         pause.wait(0.02)
 
 
-def test_a_child_that_dies_comes_back_and_the_other_is_left_alone(tmp_path):
-    """SIGKILL to one: it has another pid afterwards, its sibling the same one."""
+def test_a_child_that_dies_is_restarted_alone(tmp_path):
+    """After SIGKILL it has another pid; the pid of the other child is unchanged."""
     with Running(tmp_path, {"a": PATIENT, "b": PATIENT}) as running:
         first, other = running.child("a").pid, running.child("b").pid
         os.kill(first, signal.SIGKILL)
@@ -112,8 +112,8 @@ def test_a_child_that_dies_comes_back_and_the_other_is_left_alone(tmp_path):
         assert any("a died (signal 9)" in what for _, what in running.said)
 
 
-def test_a_crash_loop_is_slowed_down_and_its_last_words_are_told(tmp_path):
-    """Each death is reported with the last line of the log; restarts go on."""
+def test_a_crash_loop_is_delayed_and_its_last_line_reported(tmp_path):
+    """Each death is reported with the last line of the log; restarts continue."""
     script = "import sys; print('cannot listen: address in use', flush=True); sys.exit(1)"
     with Running(tmp_path, {"a": script}) as running:
         running.until(lambda: running.child("a").starts >= 3)
@@ -121,10 +121,11 @@ def test_a_crash_loop_is_slowed_down_and_its_last_words_are_told(tmp_path):
     assert any(what.endswith("s: cannot listen: address in use") for _, what in running.said)
 
 
-def test_a_child_that_cannot_be_helped_ends_everything(tmp_path):
+def test_a_child_that_a_restart_cannot_help_ends_the_run(tmp_path):
     """
-    Exit code 2 says that a restart is useless: the others are stopped, the result is failure. The reason is said
-    without what stands before a line of a log.
+    Exit code 2 means that a restart is useless: the others are stopped, and the run fails.
+
+    The reason is reported without the prefix of a log line.
     """
     line = "2026-11-21 22:09:24,362 ERROR   quiver.pipeline no such setting"
     script = f"import sys; print({line!r}, flush=True); sys.exit(2)"
@@ -139,7 +140,7 @@ def test_a_child_that_cannot_be_helped_ends_everything(tmp_path):
 
 
 def test_children_are_stopped_in_order(tmp_path):
-    """The first has stopped before the second is told to."""
+    """The first has stopped before the second receives its signal."""
     with Running(tmp_path, {"a": ON_LIFELINE, "b": ON_LIFELINE}) as running:
         wait_until(lambda: all("up" in (tmp_path / f"{name}.log").read_text() for name in "ab"))
         pids = [child.pid for child in running.supervisor.children]
@@ -152,8 +153,8 @@ def test_children_are_stopped_in_order(tmp_path):
         assert all(gone(pid) for pid in pids)
 
 
-def test_none_is_stopped_before_all_have_closed(tmp_path):
-    """Each is told that all will stop, and the first stage ends when the other says that it takes nothing more."""
+def test_no_child_is_stopped_before_all_have_closed(tmp_path):
+    """All are notified of the stop, and the first stage ends when the other one accepts no more data."""
     script = (
         "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
         "line = Lifeline(deadline_s=5)\n"
@@ -186,7 +187,7 @@ def test_none_is_stopped_before_all_have_closed(tmp_path):
 
 
 def test_a_child_that_does_not_stop_is_killed(tmp_path):
-    """After its time, by SIGKILL; the result is still a clean stop."""
+    """After its deadline, by SIGKILL; the run still ends successfully."""
     with Running(tmp_path, {"a": STUBBORN}, stop_timeout_s=0.1) as running:
         wait_until(lambda: "up" in (tmp_path / "a.log").read_text())
         pid = running.child("a").pid
@@ -198,8 +199,8 @@ def test_a_child_that_does_not_stop_is_killed(tmp_path):
         assert any("did not stop in 0.1 s: killed" in what for _, what in running.said)
 
 
-def test_asked_twice_it_kills_at_once(tmp_path):
-    """The second request does not wait for anybody."""
+def test_a_second_stop_request_kills_immediately(tmp_path):
+    """Without waiting for any child."""
     with Running(tmp_path, {"a": STUBBORN, "b": STUBBORN}, stop_timeout_s=60) as running:
         wait_until(lambda: all("up" in (tmp_path / f"{name}.log").read_text() for name in "ab"))
         pids = [child.pid for child in running.supervisor.children]
@@ -211,8 +212,8 @@ def test_asked_twice_it_kills_at_once(tmp_path):
         assert all(gone(pid) for pid in pids)
 
 
-def test_what_a_dead_child_started_is_killed_before_it_comes_back(tmp_path):
-    """The grandchild (Spark's JVM, in life) dies with its parent, by whatever the parent died."""
+def test_descendants_of_a_dead_child_are_killed_before_a_restart(tmp_path):
+    """The grandchild (Spark's JVM in practice) is killed with its parent, for any cause of death."""
     note = tmp_path / "grandchild"
     script = (
         "import subprocess, sys\n"
@@ -229,8 +230,8 @@ def test_what_a_dead_child_started_is_killed_before_it_comes_back(tmp_path):
         wait_until(lambda: gone(grandchild))
 
 
-def test_children_die_with_a_supervisor_that_was_killed(tmp_path):
-    """SIGKILL to the supervisor: the kernel closes the pipe, and the child stops by itself."""
+def test_children_end_with_a_killed_supervisor(tmp_path):
+    """After SIGKILL to the supervisor, the kernel closes the pipe, and the child stops by itself."""
     script = (
         "import sys\nfrom pathlib import Path\nfrom random import Random\n"
         "from quiver.pipeline.processes.supervise import ChildSpec, Supervisor\n"
@@ -250,8 +251,8 @@ def test_children_die_with_a_supervisor_that_was_killed(tmp_path):
     assert (tmp_path / "a.log").read_text() == "up\ndown\n"
 
 
-def test_those_of_one_stage_are_stopped_together(tmp_path):
-    """None of them waits for another; the next stage waits for all."""
+def test_children_of_one_stage_are_stopped_together(tmp_path):
+    """They do not wait for each other; the next stage waits for all of them."""
     note = tmp_path / "order"
     script = (
         "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
@@ -261,7 +262,7 @@ def test_those_of_one_stage_are_stopped_together(tmp_path):
         f"note = open({str(note)!r}, 'a'); note.write('NAME\\n'); note.flush()\n"
         "BEHIND\n"
     )
-    # The first of the stage ends only when the second has been told to.
+    # The first of the stage ends only when the second has received the signal.
     wait = f"import time\nwhile 'b' not in open({str(note)!r}).read(): time.sleep(0.01)"
     scripts = {
         "a": script.replace("NAME", "a").replace("BEHIND", wait),
@@ -278,8 +279,8 @@ def test_those_of_one_stage_are_stopped_together(tmp_path):
         assert note.read_text().split()[2] == "c"
 
 
-def test_a_child_is_renewed_and_the_others_are_left_alone(tmp_path):
-    """It stops in its own time, and has another pid afterwards, without the delay of one that died."""
+def test_a_child_is_restarted_on_request_alone(tmp_path):
+    """It stops in order, and has another pid afterwards, without the delay after a crash."""
     renew = lambda supervisor: supervisor.renew("a")
     with Running(tmp_path, {"a": ON_LIFELINE, "b": PATIENT}, on_reload=renew) as running:
         wait_until(lambda: "up" in (tmp_path / "a.log").read_text())
@@ -293,8 +294,8 @@ def test_a_child_is_renewed_and_the_others_are_left_alone(tmp_path):
         assert not any("died" in what for _, what in running.said)
 
 
-def test_a_child_that_will_not_be_renewed_is_killed(tmp_path):
-    """After its time; then it starts again."""
+def test_a_child_that_does_not_stop_for_a_restart_is_killed(tmp_path):
+    """After its deadline; then it is started again."""
     renew = lambda supervisor: supervisor.renew("a")
     with Running(tmp_path, {"a": STUBBORN}, stop_timeout_s=0.1, on_reload=renew) as running:
         wait_until(lambda: "up" in (tmp_path / "a.log").read_text())
@@ -304,8 +305,8 @@ def test_a_child_that_will_not_be_renewed_is_killed(tmp_path):
         assert any("did not stop in 0.1 s: killed" in what for _, what in running.said)
 
 
-def test_children_come_and_go(tmp_path):
-    """What is not wanted any more stops and is forgotten; what is new starts."""
+def test_children_are_added_and_removed(tmp_path):
+    """A removed child is stopped and forgotten; an added one is started."""
     running = Running(tmp_path, {"a": PATIENT, "b": ON_LIFELINE})
     running.supervisor = Supervisor(
         [running.spec("a", PATIENT), running.spec("b", ON_LIFELINE)],
@@ -325,8 +326,8 @@ def test_children_come_and_go(tmp_path):
         wait_until(lambda: "up" in (tmp_path / "c.log").read_text())
 
 
-def test_one_that_comes_back_while_it_goes_never_runs_twice(tmp_path):
-    """It is started again when it has stopped, in its own time, as one that is renewed."""
+def test_a_child_added_while_it_stops_runs_once(tmp_path):
+    """It is started when it has stopped, as after a requested restart."""
     wanted = [["a"], ["a", "b"]]
     reload = lambda supervisor: supervisor.change([running.spec(name, ON_LIFELINE) for name in wanted.pop(0)])
     with Running(tmp_path, {"a": ON_LIFELINE, "b": ON_LIFELINE}, on_reload=reload) as running:
@@ -341,8 +342,8 @@ def test_one_that_comes_back_while_it_goes_never_runs_twice(tmp_path):
         wait_until(lambda: (tmp_path / "b.log").read_text() == "up\ndown\nup\n")
 
 
-def test_one_that_waits_for_its_next_start_can_go_and_come_back(tmp_path):
-    """It has nothing to stop, and is there once afterwards: a reload that starts it anew starts one process."""
+def test_a_child_removed_and_added_before_its_restart_runs_once(tmp_path):
+    """It has nothing to stop: a reload that adds it again starts one process."""
     steps = [
         lambda supervisor: supervisor.change([]),
         lambda supervisor: supervisor.change([running.spec("a", PATIENT)]),
@@ -365,8 +366,8 @@ def test_one_that_waits_for_its_next_start_can_go_and_come_back(tmp_path):
         assert len(running.supervisor.children) == 1
 
 
-def test_a_signal_is_handed_on(tmp_path):
-    """To the child that is named."""
+def test_a_signal_is_forwarded(tmp_path):
+    """To the named child."""
     script = (
         "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
         "line = Lifeline(deadline_s=5)\n"
@@ -384,7 +385,7 @@ def test_a_signal_is_handed_on(tmp_path):
 
 
 def test_a_reload_waits_for_a_child_that_starts(tmp_path):
-    """One that is still importing is not killed by it, and hears of it when it can."""
+    """A child that is still importing is not killed by the signal, and receives it when it is ready."""
     script = (
         "import pathlib, threading\n"
         "print('born', flush=True)\n"
@@ -408,8 +409,8 @@ def test_a_reload_waits_for_a_child_that_starts(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_lifeline_hears_signals(number):
-    """Asked once, it stays asked."""
+def test_a_lifeline_receives_signals(number):
+    """A request to stop is permanent."""
     reading, writing = os.pipe()
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
@@ -421,7 +422,7 @@ def test_a_lifeline_hears_signals(number):
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-        # The watching thread keeps both ends: the end of the file would start its countdown.
+        # The thread keeps both ends of the pipe: the end of the file would start its countdown.
         _KEPT.append((reading, writing))
 
 

@@ -1,7 +1,4 @@
-"""
-Dead letters of a pipeline without a persistence node end with it: that is said before, and how many they were
-after.
-"""
+"""Dead letters in memory are lost with their pipeline: it warns at the start, and counts them at the end."""
 
 import json
 
@@ -36,24 +33,24 @@ def pipeline_of(**values):
     return load_pipeline(PIPELINE, source="p.yaml", values=values)[0]
 
 
-def letters_said(pipeline):
+def dead_letter_lines(pipeline):
     return [one for one in describe(pipeline)["says"] if "ead letters" in one]
 
 
-def test_it_is_said_before(tmp_path):
-    """What is lost, and where to look meanwhile; only where there can be letters."""
+def test_check_warns_about_dead_letters_in_memory(tmp_path):
+    """About the loss, and how to list them before; only if the retry policy can produce dead letters."""
     pipeline = pipeline_of().placed(tmp_path)
-    (said,) = letters_said(pipeline)
+    (said,) = dead_letter_lines(pipeline)
     assert "lost with the rest" in said
     assert f"quiver dead-letters list {memory_directory(tmp_path)}/memory" in said
     (exporter,) = describe(pipeline)["exporters"]
     assert exporter["retry"].endswith("is kept as a dead letter in memory, as long as this runs")
     for exhausted in ("drop", "halt"):
-        assert letters_said(pipeline_of(exhausted=exhausted)) == []
+        assert dead_letter_lines(pipeline_of(exhausted=exhausted)) == []
 
 
-def test_the_command_names_the_place(tmp_path):
-    """As it will be: it hangs on the run directory."""
+def test_the_warning_names_the_directory(tmp_path):
+    """The one of the run, which depends on the run directory."""
     (tmp_path / "p.yaml").write_text(PIPELINE, encoding="utf-8")
     arguments = ["run", f"{tmp_path}/p.yaml", "--check", "--run-dir", f"{tmp_path}/run", "--json"]
     shown = CliRunner().invoke(build_app(), arguments)
@@ -64,8 +61,8 @@ def test_the_command_names_the_place(tmp_path):
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_how_many_are_lost_is_said_after(tmp_path, is_closed):
-    """Sealed ones, and those that are in a log because the process that had them was killed."""
+def test_lost_dead_letters_are_counted_at_the_end(tmp_path, is_closed):
+    """In sealed segments, and in the log of a process that was killed."""
     pipeline = pipeline_of().placed(tmp_path)
     assert lost_letters(pipeline) == []
     with _memory(pipeline, tmp_path):
