@@ -1,13 +1,13 @@
 # %% [markdown]
-# # What is in the buffer?
+# # Analyse a buffer with Spark
 #
-# A notebook in plain Python: run it cell by cell in an editor that knows `# %%`, or whole:
+# A notebook in plain Python. Run it cell by cell in an editor that supports `# %%`, or run all of it:
 #
 #     pip install "arrow-quiver[spark]"
 #     python examples/analyse_spark.py [DIRECTORY]
 #
-# It reads a buffer of OpenTelemetry data beside its writer and takes nothing out. Without a directory a small buffer is
-# made first.
+# It reads a buffer of OpenTelemetry data while its writer runs, and consumes nothing. Without a directory, it creates a
+# small buffer first.
 
 # %%
 from __future__ import annotations
@@ -32,8 +32,8 @@ def view(name: str):
 
 
 # %% [markdown]
-# ## What there is
-# Descriptors alone tell how much of what there is: nothing is decoded, however large the buffer.
+# ## Bundles and rows by slot
+# The descriptors contain the counts, so no data is decoded, regardless of the size of the buffer.
 
 # %%
 bundles = spark.read.format("quiver").option("path", buffer).option("mode", "bundles").option("includeMetadata", "true")
@@ -44,7 +44,7 @@ spark.sql(
 ).show()
 
 # %% [markdown]
-# ## Who logs what
+# ## Log records by service
 # A view is a table with a row for each log record. Attributes are maps of typed values.
 
 # %%
@@ -58,14 +58,14 @@ errors = spark.sql(
 errors.show()
 
 # %% [markdown]
-# ## Which requests were slow, and what they said meanwhile
-# Logs and spans of one trace.
+# ## The slowest requests, with their log messages
+# Join the logs and spans of a trace.
 
 # %%
 view("spans").createOrReplaceTempView("spans")
 slow = spark.sql(
     """
-    SELECT s.name, s.duration_nano / 1e6 AS millis, collect_list(l.body.string_value) AS said
+    SELECT s.name, s.duration_nano / 1e6 AS millis, collect_list(l.body.string_value) AS messages
     FROM spans s LEFT JOIN logs l USING (trace_id)
     GROUP BY s.trace_id, s.name, s.duration_nano ORDER BY s.duration_nano DESC LIMIT 3
     """
@@ -73,8 +73,9 @@ slow = spark.sql(
 slow.show(truncate=False)
 
 # %% [markdown]
-# ## Whole bundles
-# `map_bundles` opens them inside the tasks, with the types that they were stored in: the fastest way through all of it.
+# ## Complete bundles
+# `map_bundles` opens bundles in the tasks, with the types that they were stored in. This is the fastest way to read all
+# data.
 
 
 # %%
@@ -84,8 +85,8 @@ def sizes(ref, bundle):
 
 
 described = spark.read.format("quiver").option("path", buffer).option("mode", "bundles").load()
-held = quiver.spark.map_bundles(described, sizes, "segment long, slot int, bytes long")
-held.groupBy("slot").sum("bytes").orderBy("slot").show()
+batches = quiver.spark.map_bundles(described, sizes, "segment long, slot int, bytes long")
+batches.groupBy("slot").sum("bytes").orderBy("slot").show()
 
 # %%
 spark.stop()

@@ -1,10 +1,10 @@
 """
-A job for a Spark cluster: export a buffer to Parquet, and count what it holds by service.
+A job for a Spark cluster: export a buffer to Parquet, and count its log records by service.
 
     spark-submit --master spark://master:7077 examples/cluster_spark.py BUFFER OUTPUT
 
-All machines must see both directories under the same names (NFS, CephFS, EFS, …): tasks open segments by path, and may
-run anywhere. The package must be importable by the Python of every executor; docs/howto/spark-cluster.md tells how.
+All machines must have both directories under the same path (NFS, CephFS, EFS, …): tasks open segments by path, and may
+run on any machine. The Python of every executor must be able to import the package; see docs/howto/spark-cluster.md.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import quiver.spark
 
 def main() -> None:
     buffer, output = sys.argv[1:3]
-    # Made by spark-submit: master, memory and all the rest are its business.
+    # spark-submit sets master, memory and all other options.
     spark = SparkSession.builder.appName("quiver-cluster").config("spark.sql.session.timeZone", "UTC").getOrCreate()
     quiver.spark.register(spark)
-    # On shared storage like the rest: the next run may have its driver elsewhere.
+    # The checkpoint is on shared storage, too: the driver of the next run may be on another machine.
     query = quiver.spark.run_exporter(
         spark, buffer, "cluster-job", output, f"{output}/_checkpoint", trigger={"availableNow": True}
     )

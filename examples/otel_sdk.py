@@ -1,10 +1,10 @@
 """
-An application with the OpenTelemetry SDK whose telemetry survives its own death and an outage of the far side.
+An application with the OpenTelemetry SDK whose telemetry survives its own crash and an outage of the destination.
 
-    python examples/otel_sdk.py                                   # far side at http://127.0.0.1:4317, here or not
+    python examples/otel_sdk.py                                   # to http://127.0.0.1:4317, available or not
     python examples/otel_sdk.py --to http://collector:4317 --seconds 60
 
-Kill it, stop the far side, start both again: what was recorded arrives.
+Kill it, stop the destination, and start both again: all recorded telemetry arrives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING)
 
-    # The forwarder first: what is made first is stopped last, so that it can still send what the others flush.
+    # Create the forwarder first: it is then stopped last, and can still send the data that the others flush.
     with Forwarder(options.directory, options.to) as forwarder:
         traces = TracerProvider(resource=RESOURCE)
         traces.add_span_processor(BatchSpanProcessor(QuiverSpanExporter(options.directory)))
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
         state = forwarder.state()
     print(f"{number} orders; {state.confirmed} requests confirmed, {left} bundles left for the next start")
     if state.problem:
-        print(f"the far side: {state.problem}")
+        print(f"problem of the destination: {state.problem}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """
-Processors: ours, told by settings, and one's own, a function of a DataFrame; then JSON lines, each batch once.
+Process logs and spans with processors of the package and with a custom one, and write JSON lines, each batch once.
 
     pip install "arrow-quiver[spark]"
     python examples/processor_spark.py [DIRECTORY]
 
-Without a directory a small buffer is made first. What comes out is printed, and lies in `<DIRECTORY>.out`. Run it again
-with the same directory: only what is new is written.
+Without a directory, it creates a small buffer first. It writes the output to `<DIRECTORY>.out` and prints a summary.
+Run it again with the same directory: it writes only new data.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from quiver.spark.processors.settings import (
 
 def with_hour(frame):
     """
-    One's own: any function from a frame to a frame. It must give the same for the same rows: a batch may come
-    again.
+    Add the hour of each record.
+
+    A custom processor is any function from a DataFrame to a DataFrame. It must return the same result for the same
+    rows, because a batch may be repeated.
     """
     return frame.selectExpr("*", "hour(time) AS hour")
 
@@ -43,7 +45,7 @@ CHAIN = [
     AttributesSettings((AttributeAction("hash", "user.id"), AttributeAction("insert", "env", value="demo"))),
     UserProcessor(with_hour, signals=("logs",)),
     SqlSettings(
-        "SELECT l.body.string_value AS said, s.name, s.duration_nano FROM logs l JOIN spans s USING (trace_id)",
+        "SELECT l.body.string_value AS message, s.name, s.duration_nano FROM logs l JOIN spans s USING (trace_id)",
         output="slow_errors",
     ),
 ]

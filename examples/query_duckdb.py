@@ -1,10 +1,10 @@
 """
-Ask a live buffer questions in SQL: DuckDB reads it in place, beside the writer, and takes nothing out.
+Query a live buffer in SQL: DuckDB reads it in place while its writer runs, and consumes nothing.
 
     pip install arrow-quiver duckdb
     python examples/query_duckdb.py [DIRECTORY]
 
-Without a directory a small buffer is made first. With one, it is one whose slot "logs" has columns like those below.
+Without a directory, it creates a small buffer first. The slot "logs" of your buffer needs the columns used below.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def batch(hour: int, severities: list[str], **more: list[object]) -> pa.RecordBa
 
 
 def fill(store: quiver.Store) -> None:
-    """Three producers that do not quite agree on their columns."""
+    """Store the bundles of three producers whose columns differ."""
     store.ingest(quiver.Bundle({"logs": batch(8, ["INFO", "WARN", "INFO"])}))
     store.ingest(quiver.Bundle({"logs": batch(9, ["ERROR", "INFO"], millis=[12, 700])}))
-    store.seal()  # so far in a segment; what follows is only in the log
+    store.seal()  # the bundles so far are in a segment; the next one is only in the log
     store.ingest(quiver.Bundle({"logs": batch(10, ["ERROR"], millis=[1.5], host=["edge-1"])}))
 
 
@@ -41,7 +41,7 @@ def report(buffer: StoreReader) -> None:
         tables.register("logs", buffer.scan("logs"))
         print(tables.sql("SELECT severity, count(*) AS n, max(millis) AS slowest FROM logs GROUP BY ALL ORDER BY ALL"))
 
-        # Columns that are not named are not read, and segments outside of the range are not opened.
+        # Other columns are not read, and segments outside the range are not opened.
         since_nine = buffer.scan("logs", ["time", "severity"], start=MONDAY + timedelta(hours=9), by="event")
         tables.register("since_nine", since_nine)
         ((errors,),) = tables.sql("SELECT count(*) FROM since_nine WHERE severity = 'ERROR'").fetchall()

@@ -1,10 +1,10 @@
 """
-Take a live buffer as a Polars frame: one schema, whatever the producers sent, and nothing is taken out.
+Read a live buffer as a Polars frame: it has one schema, even if those of the producers differ. Nothing is consumed.
 
     pip install arrow-quiver polars
     python examples/query_polars.py [DIRECTORY]
 
-Without a directory a small buffer is made first. With one, it is one whose slot "metrics" has columns like those below.
+Without a directory, it creates a small buffer first. The slot "metrics" of your buffer needs the columns used below.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SENSORS = quiver.Adapter("sensors", {1: "metrics"})
 
 
 def fill(store: quiver.Store) -> None:
-    """One producer counts in 16 bits and repeats its words; the next one has more to say."""
+    """Store bundles of two producers: one with 16-bit integers and a dictionary, one with floats and another column."""
     words = pa.array(["oven", "oven", "freezer"]).dictionary_encode()
     early = pa.record_batch({"sensor": words, "celsius": pa.array([180, 200, -18], pa.int16())})
     late = pa.record_batch({"celsius": [181.5, -17.5], "sensor": ["oven", "freezer"], "battery": [0.5, None]})
@@ -37,7 +37,7 @@ def report(buffer: StoreReader) -> None:
     for sensor, celsius in by_sensor.collect().iter_rows():
         print(f"{sensor}: {celsius}")
 
-    # More than fits in memory: batch by batch.
+    # If the data does not fit in memory, read it batch by batch.
     hottest = max(pl.from_arrow(batch)["celsius"].max() for batch in buffer.scan("metrics", ["celsius"]))
     print(f"hottest: {hottest}")
 

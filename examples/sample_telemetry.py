@@ -41,7 +41,7 @@ def spans_of(service: str, number: int) -> bytes:
 
 
 def fill(directory: str, orders: int = 12) -> None:
-    """Make a buffer in *directory*, all of it sealed."""
+    """Create a buffer in *directory*, with all bundles sealed."""
     with quiver.open(directory) as store:
         for number in range(1, orders + 1):
             service = SERVICES[number % len(SERVICES)]

@@ -1,9 +1,9 @@
 """
-Orders come into a topic; a query writes a line for each into another, each batch once.
+A query reads orders from a topic and writes a line for each of them to another topic, each batch once.
 
-    python examples/topics_spark.py [directory]
+    python examples/topics_spark.py [DIRECTORY]
 
-Run it again with the same directory: it goes on where it stopped.
+Run it again with the same directory: it continues where it stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quiver.topics import TopicStore
 
 
 def main(directory: str) -> None:
-    """Append some orders, write a line for each that is new, count the lines by customer."""
+    """Append some orders, write a line for each new one, and count the lines by customer."""
     with TopicStore.open(f"{directory}/topics") as topics:
         orders = topics.topic("default/orders")
         for number in range(12):

@@ -1,4 +1,4 @@
-"""A processor of one's own: it keeps the rows of one tenant, and says in a column whose they are."""
+"""A custom processor: it keeps the rows of one tenant, and adds a column with the tenant's name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["tenant"]
 
 def tenant(name: str, *, attribute: str = "tenant") -> Callable[[DataFrame], DataFrame]:
     """
-    Return the function that takes each table of a batch: logs, spans, metrics.
+    Return the function that processes each table of a batch: logs, spans, metrics.
 
     Args:
-        name: of the tenant; the node's config has it, as it has every argument.
-        attribute: of the resource, in which it stands.
+        name: the tenant. Every argument comes from the `config` of the node.
+        attribute: the resource attribute that contains the tenant.
     """
 
     def process(frame: DataFrame) -> DataFrame:

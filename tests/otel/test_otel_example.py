@@ -26,7 +26,7 @@ def test_the_example_runs_twice(tmp_path):
     first = run(tmp_path / "local", 1)
     assert (int(first[1]) > 0, first[2]) == (True, "0")
     assert int(first[3]) > 0
-    assert first[4].startswith("the far side: UNAVAILABLE")
+    assert first[4].startswith("problem of the destination: UNAVAILABLE")
     with destination(tmp_path / "far") as receiver:
         second = run(tmp_path / "local", receiver.port)
     assert (second[3], second[4]) == ("0", "")
