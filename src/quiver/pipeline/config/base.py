@@ -134,9 +134,8 @@ def settings_keys(
         return kind, Field(default=... if one.default is dataclasses.MISSING else one.default, repr=one.repr)
 
     def add(model: type[_Config]) -> type[_Config]:
-        declared: dict[str, Any] = {
-            named[one.name]: declare(one, named[one.name]) for one in known.values() if one.name in named
-        }
+        order = sorted(named, key=list(known).index)  # that of the dataclass; refuses a name that it does not have
+        declared: dict[str, Any] = {named[name]: declare(known[name], named[name]) for name in order}
         made = create_model(
             model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **declared
         )
