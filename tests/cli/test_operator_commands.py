@@ -254,7 +254,7 @@ def test_a_snapshot_is_restored(any_dir, tmp_path, call):
     assert call("restore", copy, back).exit_code == 0
 
     known = [path.read_text() for directory in (any_dir, back) for path in directory.rglob("quiver.id")]
-    assert len(set(known)) == len(known), "each core is a store by itself, too"
+    assert len(set(known)) == len(known), "each core is also a separate store"
     assert numbers(back) == ALL
     assert pending(back, call) == {"fast": 7, "slow": 12}
     with opened(back) as store:

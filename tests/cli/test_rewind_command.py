@@ -50,7 +50,7 @@ def test_moving_forward_skips_and_records_bundles(store_dir, segments, call):
     ledger = load_skipped(REAL_FILES, str(store_dir), "fast")
     assert sum(entry.bundle_count for entry in ledger) == between
     assert {entry.reason for entry in ledger} == {"skipped"}
-    assert len(bundles_of(store_dir, "slow")) == 15, "the other gets everything"
+    assert len(bundles_of(store_dir, "slow")) == 15, "the other subscriber gets all bundles"
 
     inspected = call("inspect", store_dir / "quiver.drops.fast")
     assert (inspected.exit_code, "skipped" in inspected.output) == (0, True)

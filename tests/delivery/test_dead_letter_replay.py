@@ -151,7 +151,7 @@ def test_dead_letters_with_refused_data_are_not_replayed():
 
 
 def test_a_dead_letter_with_refused_credentials_is_retried():
-    """A wrong token says nothing about the data."""
+    """A wrong token is unrelated to the data."""
     rig = Rig()
     rig.give_up(1)
     rig.answers[1] = Permanent("HTTP 401", is_data_refused=False)

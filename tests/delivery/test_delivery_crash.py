@@ -175,7 +175,7 @@ def test_a_crash_at_any_step_loses_nothing(how):
     assert len(moments) > 150
     for state, has in moments[:: 2 if how == "kill" else 3]:
         again = finish(state, ManualClock(now_ns=clock.now_ns()), has)
-        assert len(set(again) & set(has)) <= 3 + 4, "a batch, and what was in the set"
+        assert len(set(again) & set(has)) <= 3 + 4, "one batch, and the bundles in the retry set"
 
 
 def test_a_lost_checkpoint_repeats_at_most_one_batch():

@@ -1,4 +1,4 @@
-"""Counts of deliveries and failures, and the report that survives a restart, whatever is found in its place."""
+"""Counts of deliveries and failures, and the report, which survives a restart and replaces any invalid file."""
 
 import errno
 import json
@@ -243,8 +243,8 @@ def test_a_full_disk_only_delays_the_report(root, clock, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", ["garbage", "empty", "torn", "huge", "fifo", "directory"])
-def test_anything_in_place_of_the_report_is_reported_and_replaced(root, clock, shape):
-    """Reading it does not block and is bounded, and the exporter continues. A directory is left in place."""
+def test_an_invalid_file_in_place_of_the_report_is_replaced(root, clock, shape):
+    """It is an error with the path; reading it is bounded and does not block; only a directory is left in place."""
     path = Path(root) / report_name("out")
     if shape == "fifo":
         os.mkfifo(path)

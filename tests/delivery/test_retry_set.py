@@ -122,7 +122,7 @@ def test_a_crash_at_any_step_leaves_the_state_before_or_after(disk, clock):
 
 @pytest.mark.parametrize("data", [b"not one", b"QUIVER\0R\1\0", b""])
 def test_a_damaged_set_is_replaced(disk, clock, data):
-    """Its bytes are kept; if a reader in order relies on it, all unresolved bundles are held."""
+    """Its bytes are kept; if a reader in order relies on it, all unresolved bundles are added again."""
     overwrite(disk, data)
     with pytest.raises(CorruptionError):
         load_retry_set(disk, ROOT, "out")
@@ -147,7 +147,7 @@ def test_a_damaged_set_with_a_long_backlog_is_replaced(disk, clock):
     assert [entry.ref for entry in load_retry_set(disk, ROOT, "out")] == sorted(backlog)[:RETRY_ENTRIES_MAX]
 
 
-def test_a_reader_in_order_sees_the_held_bundles(disk, clock):
+def test_a_reader_in_order_sees_the_bundles_in_the_set(disk, clock):
     """Those of the last save; without a file none. The file is read again only if it changed."""
     held = HeldBundles(disk, ROOT, "out")
     assert (held.refresh(), held.refs) == (False, frozenset())
@@ -220,7 +220,7 @@ def test_a_set_in_memory_behaves_the_same(clock):
         ((5, 0), [(2, 1)], (2, 1)),
     ],
 )
-def test_before_held_steps_back_over_held_bundles(position, held, expected):
+def test_before_held_steps_back_over_bundles_in_the_set(position, held, expected):
     """Across segments and gaps between them; it stops before the first resolved bundle."""
     segments = [SegmentRef(0, 4), SegmentRef(1, 0), SegmentRef(2, 2)]
     assert before_held(BundleRef(*position), {BundleRef(*one) for one in held}, segments) == BundleRef(*expected)

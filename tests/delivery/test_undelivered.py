@@ -60,15 +60,15 @@ class Rig:
     def fail(self, ref, outcome, content=None):
         return self.undelivered.failed(ref, outcome, content=lambda: content)
 
-    def waiting(self):
+    def retrying(self):
         return {entry.ref.index: entry.attempts for entry in load_retry_set(self.disk, ROOT, "out")}
 
-    def letters(self):
+    def dead_letters(self):
         return [
             (letter.ref.index, letter.reason, letter.attempts) for letter in read_dead_letters(self.disk, ROOT, "out")
         ]
 
-    def given_up(self):
+    def undelivered_counts(self):
         counts = self.observer.counts.items()
         return {
             dict(kept)["how"]: amount for (name, kept), amount in counts if name == "quiver.exporter.given_up_total"
@@ -82,10 +82,10 @@ def rig():
 
 def test_failed_bundles_are_saved_before_the_verdict(rig):
     assert [rig.fail(A, DOWN), rig.fail(A, DOWN)] == [Retry(1.0), Retry(2.0)]
-    assert rig.waiting() == {0: 2}
+    assert rig.retrying() == {0: 2}
     rig.undelivered.resolved(A)
     rig.undelivered.save()
-    assert rig.waiting() == {}
+    assert rig.retrying() == {}
 
 
 def test_an_exhausted_bundle_is_a_dead_letter_before_the_verdict(rig):
@@ -98,29 +98,29 @@ def test_an_exhausted_bundle_is_a_dead_letter_before_the_verdict(rig):
     assert isinstance(verdict, Exhausted)
     (letter,) = read_dead_letters(rig.disk.clone_after_crash(0), ROOT, "out")
     assert (letter.attempts, letter.first_failed_at_ns, letter.bundle) == (3, began, bundle_of(0))
-    assert rig.waiting() == {0: 2}
-    assert rig.given_up() == {"dead_letter": 1}
+    assert rig.retrying() == {0: 2}
+    assert rig.undelivered_counts() == {"dead_letter": 1}
 
 
 def test_a_permanent_refusal_is_a_dead_letter_immediately(rig):
     """With the reason of the destination."""
     assert rig.fail(A, REFUSED, bundle_of(0)) == Exhausted("dead_letter", "HTTP 400: no")
-    assert rig.letters() == [(0, "HTTP 400: no", 1)]
+    assert rig.dead_letters() == [(0, "HTTP 400: no", 1)]
 
 
 def test_a_bundle_is_retried_if_its_dead_letter_cannot_be_written(rig):
     rig.fs.fail_on("create")
     assert rig.fail(A, REFUSED, bundle_of(0)) == Retry(1.0)
-    assert (rig.letters(), rig.given_up(), rig.waiting()) == ([], {}, {0: 1})
+    assert (rig.dead_letters(), rig.undelivered_counts(), rig.retrying()) == ([], {}, {0: 1})
     rig.fs.heal()
     assert isinstance(rig.fail(A, REFUSED, bundle_of(0)), Exhausted)
-    assert rig.letters() == [(0, "HTTP 400: no", 2)]
+    assert rig.dead_letters() == [(0, "HTTP 400: no", 2)]
 
 
 def test_drop_counts_and_stores_no_dead_letter():
     rig = Rig(on_exhausted="drop")
     assert rig.fail(A, REFUSED) == Exhausted("drop", "HTTP 400: no")
-    assert (rig.given_up(), rig.letters()) == ({"drop": 1}, [])
+    assert (rig.undelivered_counts(), rig.dead_letters()) == ({"drop": 1}, [])
 
 
 def test_the_dead_letter_policy_needs_dead_letters():
@@ -140,13 +140,13 @@ def test_one_failing_bundle_does_not_block_others(rig):
     """It is in the retry set and is drained when it is due, not before; the others are delivered."""
     rig.answers[1] = DOWN
     try_batch(rig, 0, 1, 2)
-    assert (rig.sent, rig.waiting()) == ([0, 1, 2], {1: 1})
+    assert (rig.sent, rig.retrying()) == ([0, 1, 2], {1: 1})
     assert rig.batches.drain() == 0
     try_batch(rig, 0, 1, 2)
-    assert rig.sent == [0, 1, 2, 0, 2], "a batch that is run again leaves to the set what is in it"
+    assert rig.sent == [0, 1, 2, 0, 2], "a repeated batch skips bundles in the retry set"
     rig.clock.advance(1.0)
     del rig.answers[1]
-    assert (rig.batches.drain(), rig.waiting(), rig.sent[-1]) == (1, {}, 1)
+    assert (rig.batches.drain(), rig.retrying(), rig.sent[-1]) == (1, {}, 1)
 
 
 def test_an_exception_is_a_transient_failure(rig):
@@ -156,8 +156,8 @@ def test_an_exception_is_a_transient_failure(rig):
     for _ in range(3):
         rig.clock.advance(60.0)
         rig.batches.drain()
-    assert rig.letters() == [(0, "3 attempts failed; the last with RuntimeError: a client's own", 3)]
-    assert rig.waiting() == {}
+    assert rig.dead_letters() == [(0, "3 attempts failed; the last with RuntimeError: a client's own", 3)]
+    assert rig.retrying() == {}
 
 
 def test_a_destination_that_is_down_is_tried_once_a_round():
@@ -169,7 +169,7 @@ def test_a_destination_that_is_down_is_tried_once_a_round():
     assert (rig.batches.drain(), rig.sent[5:]) == (0, [0])
     rig.answers.clear()
     rig.clock.advance(2.0)
-    assert (rig.batches.drain(), rig.waiting()) == (5, {})
+    assert (rig.batches.drain(), rig.retrying()) == (5, {})
 
 
 def test_a_full_set_stops_the_batch():
@@ -178,7 +178,7 @@ def test_a_full_set_stops_the_batch():
     rig.answers = dict.fromkeys(range(5), DOWN)
     with pytest.raises(CapacityError):
         try_batch(rig, 0, 1, 2, 3, 4)
-    assert rig.waiting() == {0: 1, 1: 1}
+    assert rig.retrying() == {0: 1, 1: 1}
 
 
 def test_halt_stops_the_batch():
@@ -187,8 +187,8 @@ def test_halt_stops_the_batch():
     rig.answers[1] = REFUSED
     with pytest.raises(DeliveryHaltedError, match=r"out halted at bundle 0:1: HTTP 400: no"):
         try_batch(rig, 0, 1, 2)
-    assert (rig.waiting(), rig.letters(), rig.given_up()) == ({1: 1}, [], {"halt": 1})
-    assert [entry.is_halted for entry in load_retry_set(rig.disk, ROOT, "out")] == [True], "for whoever looks"
+    assert (rig.retrying(), rig.dead_letters(), rig.undelivered_counts()) == ({1: 1}, [], {"halt": 1})
+    assert [entry.is_halted for entry in load_retry_set(rig.disk, ROOT, "out")] == [True], "the halt is on disk"
 
 
 def test_halt_works_with_a_full_set():
@@ -206,4 +206,4 @@ def test_removed_bundles_leave_the_set(rig):
     with pytest.raises(BundleUnavailableError):
         read_stored(rig.disk, ROOT, A)
     rig.clock.advance(1.0)
-    assert (rig.batches.drain(), rig.waiting(), rig.letters()) == (1, {}, [])
+    assert (rig.batches.drain(), rig.retrying(), rig.dead_letters()) == (1, {}, [])

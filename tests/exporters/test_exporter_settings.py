@@ -21,7 +21,7 @@ from quiver.exporters.settings import ExporterSettings, Target, split_endpoint
     ],
 )
 def test_endpoints_are_parsed(endpoint, protocol, target):
-    """The scheme selects plain text or TLS; gRPC without a scheme uses TLS, as the specification says."""
+    """The scheme selects plain text or TLS; gRPC without a scheme uses TLS, by the specification."""
     assert split_endpoint(endpoint, protocol=protocol) == target
 
 

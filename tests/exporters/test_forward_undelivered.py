@@ -87,7 +87,7 @@ class Rig:
     def attempts(self):
         return [entry.attempts for entry in load_retry_set(self.disk, ROOT, "out")]
 
-    def letters(self):
+    def dead_letters(self):
         return [(letter.reason, letter.bundle) for letter in read_dead_letters(self.disk, ROOT, "out")]
 
 
@@ -109,7 +109,7 @@ def test_attempts_continue_after_a_kill():
     rig.die()
     rig.clock.advance(4.0)
     rig.run()
-    assert [reason for reason, _ in rig.letters()] == ["4 attempts failed; the last with UNAVAILABLE: down"]
+    assert [reason for reason, _ in rig.dead_letters()] == ["4 attempts failed; the last with UNAVAILABLE: down"]
     assert (rig.pending(), rig.forwarder.state().retrying) == (0, 0)
     rig.forwarder.stop(0)
     assert rig.attempts() == []
@@ -121,7 +121,7 @@ def test_a_refused_bundle_is_a_dead_letter():
     rig = Rig(bad, otlp_bundle(b"good"))
     rig.answers[b"bad"] = NEVER
     rig.run()
-    assert rig.letters() == [("HTTP 400: no", bad)]
+    assert rig.dead_letters() == [("HTTP 400: no", bad)]
     assert (rig.pending(), rig.attempts()) == (0, [])
 
 
@@ -131,7 +131,7 @@ def test_a_dead_letter_has_only_unconfirmed_requests():
     rig = Rig(both)
     rig.answers[b"bad"] = NEVER
     rig.run()
-    ((_, letter),) = rig.letters()
+    ((_, letter),) = rig.dead_letters()
     assert letter == Bundle({**otlp_bundle(b"bad").batches, **otlp_bundle(b"bad", signal="traces").batches})
 
 
@@ -140,7 +140,7 @@ def test_a_bundle_without_a_request_is_a_dead_letter():
     other = Bundle({7: otlp_bundle(b"x")[60]})
     rig = Rig(other)
     rig.run()
-    ((reason, letter),) = rig.letters()
+    ((reason, letter),) = rig.dead_letters()
     assert (reason.partition(":")[0], letter) == ("InvalidBundleError", other)
 
 
@@ -153,7 +153,7 @@ def test_a_kill_between_dead_letter_and_ack_adds_no_second_one():
     rig.die()
     assert rig.pending() == 1
     rig.run()
-    assert (rig.pending(), len(rig.letters())) == (0, 1)
+    assert (rig.pending(), len(rig.dead_letters())) == (0, 1)
 
 
 def test_a_kill_between_ack_and_save_cleans_the_set_at_the_next_start():
@@ -228,7 +228,7 @@ def test_a_cancelled_request_does_not_count_as_an_attempt():
     rig = Rig(otlp_bundle(b"a"), max_attempts=1)
     rig.answers[b"a"] = Reply("retry", "CLOSED", "the sender was closed")
     assert rig.forwarder.forward_one()
-    assert (rig.attempts(), rig.letters(), rig.pending()) == ([], [], 1)
+    assert (rig.attempts(), rig.dead_letters(), rig.pending()) == ([], [], 1)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_a_crash_at_any_step_loses_nothing(how):
         rig.forwarder.stop(0)
         assert (rig.pending(), rig.attempts()) == (0, [])
         assert has | {request for _, request in rig.sender.sent} >= set(numbers) - set(refused)
-        assert [bundle for _, bundle in rig.letters()] == [otlp_bundle(b"2")]
+        assert [bundle for _, bundle in rig.dead_letters()] == [otlp_bundle(b"2")]
 
 
 def test_a_denied_bundle_is_retried_if_its_dead_letter_cannot_be_written():

@@ -465,7 +465,7 @@ with provider.get_tracer("shop").start_as_current_span("order", attributes={"id"
 
 
 @pytest.mark.parametrize("module", ["opentelemetry.sdk", "grpc"])
-def test_without_the_extra_the_error_says_what_to_install(module):
+def test_a_missing_extra_is_named_in_the_error(module):
     """In a separate process: here everything is imported already."""
     program = f"import sys; sys.modules[{module!r}] = None; from quiver.otel import Forwarder, QuiverSpanExporter"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -37,7 +37,7 @@ def run(tmp_path, lives, items_max, random):
         items = random.randrange(5, items_max)
         first = number * 10_000
         if number % 2:
-            # The far side is down for this life of the application.
+            # The destination is down during this run of the application.
             confirmed.update(live(tmp_path / "local", port, first, items))
             continue
         with destination(tmp_path / "far", port=port) as receiver:

@@ -13,7 +13,7 @@ from quiver.pipeline.processes.child import read_pipeline
 
 FILES = sorted(EXAMPLES.glob("*.yaml"))
 VALUES = {"backend_hostname": "far"}
-"""For the placeholder that has no default."""
+"""Values for placeholders without a default."""
 
 
 def call(*arguments):

@@ -59,7 +59,7 @@ def test_a_halted_query_is_not_restarted(monkeypatch, error, starts):
         one.look()
         clock.now += 1.5
     assert len(started) == starts
-    assert [one.sieve.closed for one in started][:1] == [1], "the next one needs what this one held"
+    assert [one.sieve.closed for one in started][:1] == [1], "the next start needs the locks of this one"
 
 
 def test_the_delay_of_a_failed_query_follows_its_retry_settings(monkeypatch):

@@ -37,7 +37,7 @@ CONFIGS = {
     "urn:quiver:topic:exporter": {"topics": "topics", "topic": "a/b"},
     "urn:quiver:questdb:exporter": {"conf": "ws::addr=127.0.0.1:9;sf_dir=sf;"},
 }
-"""The least that each exporter needs."""
+"""The smallest config of each exporter."""
 
 PREFIX = "quiver_exporter_"
 CONTRACT = {
@@ -161,7 +161,7 @@ def figures_of(*stores):
     return ExporterFigures(lambda: {"out": list(stores)}).figures()["out"]
 
 
-def test_behind_is_the_age_of_the_oldest_unresolved_bundle(store, clock):
+def test_behind_seconds_is_the_age_of_the_oldest_unresolved_bundle(store, clock):
     """In the open segment and in sealed ones, claimed, deferred or free; zero when all are resolved."""
     assert figures_of(store)["behind_s"] == 0
     store.ingest(bundle())

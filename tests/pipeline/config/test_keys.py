@@ -38,7 +38,7 @@ RETRY = {
     "dead_letters.max_age": "9d",
     "dead_letters.replay": "manual",
 }
-"""Each changes the policy by which an exporter tries again."""
+"""Keys of the retry policy."""
 
 SENDER = {
     **RETRY,
@@ -60,10 +60,10 @@ SENDER = {
 """The keys that configure the requests to a destination."""
 
 BOUNDS = ("retry.max_attempts", "retry.max_elapsed")
-"""Of a bundle. A query of Spark's has batches, which have no end but success, and bundles where processors are."""
+"""Limits for a bundle. A query has batches, which are retried without a limit, and bundles only after processors."""
 
 QUERY = {key: value for key, value in RETRY.items() if key not in BOUNDS} | {"trigger": "9s", "checkpoint": "notes"}
-"""How often a query writes, and where Spark keeps its notes."""
+"""The interval of a query, and the directory of its checkpoint."""
 
 LISTENER = {
     "listening_addr": "127.0.0.1:5",
@@ -97,7 +97,7 @@ LISTENER = {
     "keepalive.ping_timeout": "9s",
     "keepalive.ping_interval_min": "9s",
 }
-"""Who may come, how, and what becomes of what they bring."""
+"""Keys of a receiver for OTLP or OTAP."""
 
 QWP_LISTENER = {
     "listening_addr": "127.0.0.1:5",
@@ -113,10 +113,10 @@ QWP_LISTENER = {
     if key in {"ack", "max_request_bytes", "max_connections", "request_timeout", "handshake_timeout", "insecure"}
     or (key.startswith(("tls.", "auth.", "keepalive.")) and key != "keepalive.ping_interval_min")
 }
-"""The same for tables."""
+"""Keys of the QWP receiver."""
 
 TOPIC = {"topics": "elsewhere", "topic": "c/d", "objects": "cold", "metadata": ("sqlite:///m.db", {"objects": "cold"})}
-"""Which topic."""
+"""Keys of the topic."""
 
 BASE = {
     "urn:otel:otlp:receiver": {"listening_addr": "127.0.0.1:4"},
@@ -140,7 +140,7 @@ BASE = {
     "urn:quiver:topic:receiver": {"topics": "topics", "topic": "a/b"},
     "urn:quiver:store:receiver": {"store": "theirs"},
 }
-"""The least that each plugin needs."""
+"""The smallest valid config of each plugin."""
 
 ONE = [{"action": "upsert", "key": "b", "value": 1}]
 
@@ -230,7 +230,7 @@ CHANGES = {
         "poll_interval": "9s",
     },
 }
-"""For each key another value than its default; with what else it needs to mean anything."""
+"""For each key a value other than its default, with the keys that it requires."""
 
 REFUSED = {
     ("urn:quiver:qwp:receiver", "durable"): ("tier", "durable: tier waits for the object tier"),

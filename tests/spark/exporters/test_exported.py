@@ -282,7 +282,7 @@ def test_a_query_that_fails_and_then_succeeds_reports_both(spark, tmp_path):
         one.stop()
 
     again = export._Export(spark, plan, counts.observer)
-    assert again.stats.report == one.stats.report, "another life knows it"
+    assert again.stats.report == one.stats.report, "a restart continues the report"
     (out / "logs").unlink()
     try:
         look_until(again, lambda: not again.stats.report.is_failing)

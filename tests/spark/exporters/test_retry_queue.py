@@ -173,7 +173,7 @@ def test_a_restart_continues_with_the_queue(store, queue, export, clock):
     queue.close()
     second.resume(store.root)
     assert second.has(store.root, BAD)
-    assert second.drain() == 0, "it waits for a session"
+    assert second.drain() == 0, "without a session, nothing is exported"
     second.session = SimpleNamespace()
     clock.advance(2.0)
     assert second.drain() == 1

@@ -156,7 +156,7 @@ def test_a_whole_segment_is_confirmed_by_the_next_position(store, make):
     assert make().initial() == at(1, 0)
 
 
-def test_a_checkpoint_behind_the_subscriber_is_refused_with_both_positions(store, make):
+def test_a_checkpoint_older_than_the_progress_is_refused_with_both_positions(store, make):
     """Bundles after its position may be deleted."""
     store.rows(4)
     query = make()
@@ -387,4 +387,4 @@ def test_listing_costs_one_stat_while_nothing_changes(store):
     assert list(segments.numbers()) == [0, 1]
     fs.calls.clear()
     segments.numbers()
-    assert "list_dir" in fs.calls, "a directory that changed just now may change again"
+    assert "list_dir" in fs.calls, "a directory that was just changed may change again"

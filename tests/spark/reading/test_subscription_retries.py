@@ -67,7 +67,7 @@ def pending(store, *counts):
     return [tuple(ref) for ref in refs if not state.is_resolved(ref)]
 
 
-def test_held_bundles_are_not_acknowledged(store, make, retries):
+def test_bundles_in_the_retry_set_are_not_acknowledged(store, make, retries):
     """In the middle, at the front, across segments; they are acknowledged when they leave the set."""
     store.rows(3)
     store.rows(3)
@@ -98,8 +98,8 @@ def test_an_idle_query_acknowledges_delivered_bundles(store, make, retries):
     assert pending(store, 3) == []
 
 
-def test_a_restart_without_a_checkpoint_continues_after_held_bundles(store, make, retries):
-    """Held bundles are delivered from the set; acknowledged ones are not read again."""
+def test_a_restart_without_a_checkpoint_continues_after_retried_bundles(store, make, retries):
+    """Bundles in the retry set are delivered from it; acknowledged ones are not read again."""
     store.rows(3)
     store.rows(3)
     query = make()
@@ -129,7 +129,7 @@ def test_a_batch_that_was_not_committed_may_be_read_again(store, make, retries):
 
 
 def test_while_the_set_is_damaged_nothing_is_acknowledged(store, make):
-    """The held bundles are unknown then."""
+    """The bundles in it are unknown then."""
     store.rows(3)
     query = make()
     query.initial()

@@ -69,7 +69,7 @@ def test_new_bundles_are_not_skipped(tmp_path):
     """The restored store continues above all numbers of the lost one, and the query skips the gap."""
     root, copy, query = lost(tmp_path)
     restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=NOW_NS))
-    assert query.run() == [], "nothing is new, and the gap is no loss"
+    assert query.run() == [], "there is no new data, and the gap is not a loss"
     fill(root, 100, 6)
     first = NOW_NS // 1000
     assert query.run() == list(range(first, first + 6))

@@ -1,4 +1,4 @@
-"""Acknowledging up to a position except for held bundles, against a model; across restarts, in both profiles."""
+"""Acknowledging up to a position except for bundles in the retry set, against a model, in both profiles."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +27,8 @@ def unresolved(state):
     st.lists(st.tuples(st.sampled_from(ENDS), st.frozensets(st.sampled_from(ALL), max_size=4)), max_size=6),
     st.sampled_from(["spec", "otap"]),
 )
-def test_everything_before_the_position_is_acknowledged_except_held_bundles(acks, profile):
-    """A resolved bundle stays resolved even if held later; a later ack that does not hold a bundle resolves it."""
+def test_all_bundles_before_the_position_are_acknowledged_except_retried_ones(acks, profile):
+    """A resolved bundle stays resolved if it is retried later; an ack after its retry resolves a bundle."""
     state, done = SubscriberState(), set()
     for position, held in acks:
         state.resolve_through(position, SEGMENTS, held=held)
@@ -43,8 +43,8 @@ def test_everything_before_the_position_is_acknowledged_except_held_bundles(acks
 
 
 @given(st.sampled_from(ENDS), st.frozensets(st.sampled_from(ALL), min_size=1), st.integers(0, len(COUNTS) - 1))
-def test_an_unknown_segment_holds_everything_after_it(position, held, unknown):
-    """Its number of bundles is unknown, so nothing from there on is resolved while one of its bundles is held."""
+def test_a_retry_in_an_unknown_segment_keeps_all_later_bundles_unresolved(position, held, unknown):
+    """Its number of bundles is unknown, so nothing after it is resolved while one of its bundles is retried."""
     segments = Segments(ref for ref in SEGMENTS if ref.seq != unknown)
     state = SubscriberState()
     state.resolve_through(position, segments, held=held)
