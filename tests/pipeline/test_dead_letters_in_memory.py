@@ -41,10 +41,10 @@ def test_check_warns_about_dead_letters_in_memory(tmp_path):
     """About the loss, and how to list them before; only if the retry policy can produce dead letters."""
     pipeline = pipeline_of().placed(tmp_path)
     (said,) = dead_letter_lines(pipeline)
-    assert "lost with the rest" in said
+    assert "are lost with it" in said
     assert f"quiver dead-letters list {memory_directory(tmp_path)}/memory" in said
     (exporter,) = describe(pipeline)["exporters"]
-    assert exporter["retry"].endswith("is kept as a dead letter in memory, as long as this runs")
+    assert exporter["retry"].endswith("is kept as a dead letter in memory while the pipeline runs")
     for exhausted in ("drop", "halt"):
         assert dead_letter_lines(pipeline_of(exhausted=exhausted)) == []
 

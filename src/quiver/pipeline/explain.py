@@ -21,7 +21,7 @@ __all__ = ["describe", "promises"]
 
 _WORDS_MAX = 160
 
-_WHEN_FULL = {"drop_oldest": "the oldest goes", "backpressure": "senders are told to come later"}
+_WHEN_FULL = {"drop_oldest": "the oldest data is dropped", "backpressure": "senders are asked to retry later"}
 
 
 def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
@@ -54,18 +54,21 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
     said = []
     exporters = [route for buffer in pipeline.buffers for route in buffer.routes if route.into is None]
     if not exporters:
-        said.append("No exporter: what is received is kept until somebody reads it.")
+        said.append("No exporter: received data is kept until another program reads it.")
     elif len(exporters) == 1:
         said.append("The exporter receives everything.")
     else:
-        said.append(f"Each of the {len(exporters)} exporters receives everything; nothing is shared out between them.")
+        said.append(f"Each of the {len(exporters)} exporters receives everything; data is not divided between them.")
     for buffer in pipeline.buffers:
         if buffer.kind == "intake":
             ends = _listed(route.name for route in buffer.routes)
-            said.append(f"What is received waits in {buffer.config.path}, as durable as {ends}, until it is processed.")
+            said.append(
+                f"Received data waits in {buffer.config.path}, with the same durability as in {ends}, "
+                "until it is processed."
+            )
         elif buffer.kind == "staged":
             said.append(
-                f"{buffer.routes[0].name} takes bundles, not rows: what the processors before it make waits in "
+                f"{buffer.routes[0].name} sends bundles, not rows: the output of the processors before it waits in "
                 f"{buffer.config.path}."
             )
     if not pipeline.is_durable:
@@ -73,25 +76,25 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
             next(one.config.settings.size_cap_bytes or 0 for one in pipeline.buffers if one.kind == "memory")
         )
         said.append(
-            f"There is no persistence node: up to {cap} wait in memory. When this pipeline stops or dies, what was not "
-            "exported is lost, also what was confirmed."
+            f"There is no persistence node: up to {cap} wait in memory. When this pipeline stops or dies, data that "
+            "was not exported is lost, even if it was confirmed."
         )
         kept = [one.config.path or f"of {one.name}" for one in pipeline.buffers if _keeps_letters_in_memory(one)]
         if kept:
             said.append(
-                "Dead letters are in memory, too, and lost with the rest: list or replay them while it runs "
+                "Dead letters are in memory, too, and are lost with it: list or replay them while the pipeline runs "
                 f"(quiver dead-letters list {' and '.join(kept)})."
             )
     if pipeline.disk is not None:
         said.append(
-            f"All buffers and dead letters together take at most {size_words(pipeline.disk.size_cap)} of the disk."
+            f"All buffers and dead letters together use at most {size_words(pipeline.disk.size_cap)} of the disk."
         )
     said += [
-        f"Beware: {text}"
+        f"Warning: {text}"
         for text in (*_exposed(pipeline), *_loops(pipeline), *_unlogged(pipeline), *_too_many(pipeline))
     ]
     if cores is not None and cores > 1:
-        said.append(f"{cores} ingest processes share each port, each with a store of its own; exporters read them all.")
+        said.append(f"{cores} ingest processes share each port, each with its own store; exporters read all of them.")
     return said
 
 
@@ -112,7 +115,7 @@ def _exposed(pipeline: Pipeline) -> list[str]:
     if pipeline.metrics is not None:
         ports.append(("metrics", pipeline.metrics.listen, "tls and auth"))
     return [
-        f"{name} listens on {address}, where others can reach it, without {lacks}, as insecure: true allows."
+        f"{name} listens on {address}, which other machines can reach, without {lacks}, as insecure: true allows."
         for name, address, lacks in ports
         if lacks and not is_loopback(split_address(address)[0])
     ]
@@ -149,7 +152,7 @@ def _loops(pipeline: Pipeline) -> list[str]:
         target = exporter.settings().target
         if target.port in ports and is_loopback(target.host):
             found.append(
-                f"{name} sends to {exporter.destination}, where {ports[target.port]} listens: it all comes back."
+                f"{name} sends to {exporter.destination}, where {ports[target.port]} listens: all data comes back."
             )
     sources = {
         config.settings().listening_addr: name
@@ -159,7 +162,7 @@ def _loops(pipeline: Pipeline) -> list[str]:
     for name, config in pipeline.exporters:
         reader = sources.get(config.destination) or sources.get(f"store {config.destination.rstrip('/')}")
         if reader is not None:
-            found.append(f"{name} writes to {config.destination}, which {reader} reads: it all comes back.")
+            found.append(f"{name} writes to {config.destination}, which {reader} reads: all data comes back.")
     return found
 
 
@@ -189,9 +192,7 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
         "seals": f"at {size_words(settings.segment_bytes_max)} or after {duration_words(settings.segment_open_s_max)}",
         "log_at_most": size_words(settings.wal_bytes_max) if settings.durability == "wal" else None,
         "holds_at_most": None if settings.size_cap_bytes is None else size_words(settings.size_cap_bytes),
-        "when_full": "the oldest goes"
-        if settings.size_cap_policy == "drop_oldest"
-        else "senders are told to come later",
+        "when_full": _WHEN_FULL[settings.size_cap_policy],
         "keeps_at_most": None if settings.max_age_s is None else duration_words(settings.max_age_s),
         "object_tier": _tier(settings),
         "subscribers": [route.name for route in buffer.routes],
@@ -205,19 +206,19 @@ def _tier(settings: Settings) -> str | None:
     if settings.cold_local_bytes is not None:
         kept.append(f"the newest {size_words(settings.cold_local_bytes)}")
     if settings.cold_local_age_s is not None:
-        kept.append(f"what is younger than {duration_words(settings.cold_local_age_s)}")
-    gone = "" if settings.cold_max_age_s is None else f"; there for {duration_words(settings.cold_max_age_s)}"
-    return f"{settings.cold_objects}; on the disk stays {' of '.join(kept) or 'everything'}{gone}"
+        kept.append(f"data younger than {duration_words(settings.cold_local_age_s)}")
+    deleted = "" if settings.cold_max_age_s is None else f"; deleted after {duration_words(settings.cold_max_age_s)}"
+    return f"{settings.cold_objects}; also on the disk: {' of '.join(kept) or 'everything'}{deleted}"
 
 
 def _survives(buffer: Buffer, settings: Settings) -> str:
     if buffer.kind == "memory":
         return "nothing: it is in memory"
     if settings.durability == "segment_only":
-        return "sealed segments, and so what was confirmed with ack: synced; a crash loses the open segment"
+        return "sealed segments, with everything confirmed by ack: synced; a crash loses the open segment"
     if settings.wal_flush_interval_s == 0:
         return "a crash and a power loss"
-    return f"a crash; a power loss but for the last {duration_words(settings.wal_flush_interval_s)}"
+    return f"a crash; a power loss except for the last {duration_words(settings.wal_flush_interval_s)}"
 
 
 def _does(node: Node) -> str:
@@ -261,21 +262,22 @@ def _letters(route: Route) -> str | None:
     if route.config.policy().on_exhausted != "dead_letter":
         return None
     letters = route.config.letters()
-    full = "the oldest goes" if letters.size_cap_policy == "drop_oldest" else "bundles stay in the buffer"
+    full = "the oldest are dropped" if letters.size_cap_policy == "drop_oldest" else "bundles stay in the buffer"
     age = "" if letters.max_age_s is None else f"for {duration_words(letters.max_age_s)}, "
-    by = "when the exporter works again" if letters.replay == "auto" else "by a person"
+    by = "when the exporter has recovered" if letters.replay == "auto" else "manually"
     return f"{age}up to {size_words(letters.size_cap_bytes)}, then {full}; replayed {by}"
 
 
 def _retry(buffer: Buffer, route: Route) -> str:
     policy = route.config.policy()
-    where = "in memory, as long as this runs" if buffer.kind == "memory" else ""
+    where = "in memory while the pipeline runs" if buffer.kind == "memory" else ""
     if not route.is_query:
         return _retry_words(policy, where)
     words = _retry_words(replace(policy, max_attempts=None, max_elapsed_s=None), where)
     if not route.processors:
         return words
-    return f"{words}; what a processor fails on is tried by itself, {_retry_words(policy.for_processors(), where)}"
+    alone = _retry_words(policy.for_processors(), where)
+    return f"{words}; a bundle that a processor fails on is retried individually, {alone}"
 
 
 def _retry_words(policy: RetryPolicy, where: str) -> str:
@@ -288,8 +290,8 @@ def _retry_words(policy: RetryPolicy, where: str) -> str:
     letter = f"is kept as a dead letter {where}".rstrip()
     then = {"dead_letter": letter, "drop": "is dropped and counted", "halt": "stops the exporter"}
     first, most = duration_words(policy.initial_interval_s), duration_words(policy.max_interval_s)
-    until = f" for at most {' or '.join(bounds)}" if bounds else " without end"
-    return f"after {first}, up to {most}{until}; what is refused for good {then[policy.on_exhausted]}"
+    until = f", for at most {' or '.join(bounds)}" if bounds else ", without limit"
+    return f"after {first}, later up to {most}{until}; permanently refused data {then[policy.on_exhausted]}"
 
 
 def _listed(names: Any) -> str:

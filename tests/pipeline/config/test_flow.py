@@ -105,7 +105,7 @@ def test_late_persistence_has_two_buffers():
     assert pipeline.buffers[0].config.path == "data/buffer.intake"
     assert pipeline.persistence.path == "data/buffer"
     assert pipeline.is_durable
-    assert "as durable as persistence" in " ".join(promises(pipeline))
+    assert "with the same durability as in persistence" in " ".join(promises(pipeline))
 
 
 def test_early_and_late_persistence_can_be_combined():
@@ -277,7 +277,7 @@ def test_the_description_covers_every_node():
         ("console", ["errors"], "spark", "everything"),
         ("remote", [], "ingest", "everything"),
     ]
-    assert described["exporters"][1]["retry"].startswith("after 1 s, up to 30 s")
+    assert described["exporters"][1]["retry"].startswith("after 1 s, later up to 30 s")
 
 
 def test_a_loop_through_an_exporter_is_a_warning():
@@ -285,7 +285,7 @@ def test_a_loop_through_an_exporter_is_a_warning():
     text = written("otlp > persistence > remote").replace("127.0.0.1:14317", "localhost:4317")
     pipeline, _ = load_pipeline(text, source="p.yaml", values={})
 
-    assert "Beware: remote sends to http://localhost:4317, where otlp listens" in " ".join(promises(pipeline))
+    assert "Warning: remote sends to http://localhost:4317, where otlp listens" in " ".join(promises(pipeline))
 
 
 def test_an_unprotected_public_port_is_a_warning():
@@ -297,9 +297,9 @@ def test_an_unprotected_public_port_is_a_warning():
     said = promises(load_pipeline(text, source="p.yaml", values={})[0])
     safe = text.replace("insecure: true}", f"insecure: true, {tls}}}", 1)
 
-    reach = "where others can reach it, without tls and auth"
-    assert [one for one in said if one.startswith("Beware")] == [
-        f"Beware: otlp listens on 0.0.0.0:4317, {reach} (or tls.client_ca_file), as insecure: true allows.",
-        f"Beware: metrics listens on 0.0.0.0:9000, {reach}, as insecure: true allows.",
+    reach = "which other machines can reach, without tls and auth"
+    assert [one for one in said if one.startswith("Warning")] == [
+        f"Warning: otlp listens on 0.0.0.0:4317, {reach} (or tls.client_ca_file), as insecure: true allows.",
+        f"Warning: metrics listens on 0.0.0.0:9000, {reach}, as insecure: true allows.",
     ]
     assert "otlp listens" not in " ".join(promises(load_pipeline(safe, source="p.yaml", values={})[0]))

@@ -393,7 +393,7 @@ def test_a_retry_limit_applies_after_a_processor(key):
 
     bounded: dict[str, object] = {}
     put(bounded, key, RETRY[key])
-    assert "for at most 5 attempts; what is refused" in retry({})
+    assert "for at most 5 attempts; permanently refused" in retry({})
     assert ("for at most 1 h" if "elapsed" in key else "for at most 5 attempts") in retry(bounded)
     assert retry({}) != retry({"retry": {"max_attempts": 7}})
 
@@ -464,7 +464,7 @@ def test_the_disk_budget_is_checked():
 
     assert (budget_of(plain, None), budget_of(capped, None).cap_bytes) == (None, 1 << 30)
     assert needs_restart(plain, capped) == ["disk changed"]
-    assert "together take at most 1 GiB" in " ".join(describe(capped)["says"])
+    assert "together use at most 1 GiB" in " ".join(describe(capped)["says"])
     check_cores(capped, 8)
     with pytest.raises(UsageError, match="disk.size_cap must hold .* of each buffer and core: 1.1 GiB; it is 1 GiB"):
         check_cores(capped, 9)

@@ -77,7 +77,7 @@ def test_check_warns_about_a_low_limit(tmp_path, monkeypatch):
     assert not [one for one in promises(pipeline) if "max_connections" in one]
     monkeypatch.setattr(explain, "descriptor_limit", lambda *, raised: 1024)
     (warning,) = [one for one in promises(pipeline) if "max_connections" in one]
-    assert warning.startswith("Beware: max_connections of all ports add up to 1200")
+    assert warning.startswith("Warning: max_connections of all ports add up to 1200")
     assert "64%" in warning
 
 

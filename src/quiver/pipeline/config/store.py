@@ -70,5 +70,5 @@ class StoreReceiverConfig(PolledReceiverConfig):
             "as_subscriber": settings.subscriber,
             "begins_at": f"{settings.start}, when the subscriber is new",
             "looks_every": duration_words(settings.poll_interval_s),
-            "stores": "bundles as they are; each at least once",
+            "stores": "bundles unchanged; each at least once",
         }

@@ -117,5 +117,5 @@ class TopicReceiverConfig(PolledReceiverConfig):
             "as_subscription": settings.subscription,
             "begins_at": f"{settings.start}, when the subscription is new",
             "looks_every": duration_words(settings.poll_interval_s),
-            "stores": "requests as they came; each at least once",
+            "stores": "requests as received; each at least once",
         }
