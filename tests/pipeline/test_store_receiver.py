@@ -65,7 +65,7 @@ def receiver_of(ours, tmp_path):
     made = []
 
     def make(observer=None, **config):
-        settings = StoreReceiverConfig(store=str(tmp_path / "theirs"), **config).settings()
+        settings = StoreReceiverConfig.model_validate({"store": str(tmp_path / "theirs"), **config}).settings()
         made.append(StoreReceiver(ours, settings, observer=observer or InMemoryObserver()))
         return made[-1]
 

@@ -63,7 +63,7 @@ def topics(tmp_path):
 
 
 def receiver_of(store, tmp_path, **config):
-    given = TopicReceiverConfig(topics=str(tmp_path / "topics"), topic=TOPIC, **config)
+    given = TopicReceiverConfig.model_validate({"topics": str(tmp_path / "topics"), "topic": TOPIC, **config})
     return TopicReceiver(store, given.settings(), observer=InMemoryObserver())
 
 

@@ -298,7 +298,7 @@ def test_the_thread_of_a_store_receiver(tmp_path, monkeypatch, deaths):
     with quiver.open(tmp_path / "theirs") as theirs, pytest.raises(StoreFailedError, match=UNFORESEEN):
         theirs.ingest(bundle())
         store = quiver.open(tmp_path / "ours")
-        config = StoreReceiverConfig(store=str(tmp_path / "theirs"))
+        config = StoreReceiverConfig.model_validate({"store": str(tmp_path / "theirs")})
         receiver = StoreReceiver(store, config.settings(), observer=deaths.observer)
         monkeypatch.setattr(receiver, "take", fail)
         receiver.start()
@@ -312,7 +312,7 @@ def test_the_thread_of_a_store_receiver(tmp_path, monkeypatch, deaths):
 
 def test_the_thread_of_a_topic_receiver(tmp_path, monkeypatch, deaths):
     store = quiver.open(tmp_path / "ours")
-    config = TopicReceiverConfig(topics=str(tmp_path / "topics"), topic="default/otlp")
+    config = TopicReceiverConfig.model_validate({"topics": str(tmp_path / "topics"), "topic": "default/otlp"})
     receiver = TopicReceiver(store, config.settings(), observer=deaths.observer)
     monkeypatch.setattr(receiver, "take", fail)
     receiver.start()

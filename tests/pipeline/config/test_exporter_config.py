@@ -56,7 +56,9 @@ def test_the_retry_policy_has_two_spellings():
 
 def test_options_for_spark_are_strings():
     """Numbers and booleans of the YAML are written as Spark reads them."""
-    config = SparkExporterConfig(format="csv", path="out", options={"header": True, "sep": ";", "maxColumns": 5})
+    config = SparkExporterConfig.model_validate(
+        {"format": "csv", "path": "out", "options": {"header": True, "sep": ";", "maxColumns": 5}}
+    )
 
     assert dict(config.settings().options) == {"header": "true", "sep": ";", "maxColumns": "5"}
 
@@ -64,12 +66,14 @@ def test_options_for_spark_are_strings():
 def test_an_option_without_a_value_is_refused():
     """Spark would receive the string None."""
     with pytest.raises(ValidationError, match="topic has no value; write an empty string in quotes"):
-        SparkExporterConfig(format="kafka", options={"topic": None})
+        SparkExporterConfig.model_validate({"format": "kafka", "options": {"topic": None}})
 
 
 def test_passwords_in_addresses_are_not_shown():
     """Destinations are printed before the start and logged at each start, without credentials."""
-    config = SparkExporterConfig(format="json", path="s3a://KEY:hidden@bucket/{table}", options={"password": "hidden"})
+    config = SparkExporterConfig.model_validate(
+        {"format": "json", "path": "s3a://KEY:hidden@bucket/{table}", "options": {"password": "hidden"}}
+    )
     assert config.destination == "json s3a://…@bucket/{table}"
     assert config.settings().path == "s3a://KEY:hidden@bucket/{table}"
     for key, address in (("grpc_endpoint", "user:hidden@far:1"), ("http_endpoint", "http://user:hidden@far:1")):

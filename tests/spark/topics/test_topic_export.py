@@ -45,7 +45,7 @@ def test_a_topic_connects_two_stores(spark, store, tmp_path):
     found = messages(root, "default/otlp")
     assert sorted(one.attributes["otlp_signal"] for one in found) == ["logs", "metrics", "traces"]
     with quiver.open(tmp_path / "other", background=False) as other:
-        config = TopicReceiverConfig(topics=root, topic="default/otlp")
+        config = TopicReceiverConfig.model_validate({"topics": root, "topic": "default/otlp"})
         receiver = TopicReceiver(other, config.settings(), observer=InMemoryObserver())
         assert receiver.take() == 3
         assert receiver.take() == 0
