@@ -35,7 +35,7 @@ PIPES = ("wal/quiver.wal", "segments/0000000000000000.qseg", "segments/quiver.co
 
 
 @pytest.mark.parametrize(("name", "reason"), [(name, DIRECTORY) for name in NAMES] + [(name, PIPE) for name in PIPES])
-def test_it_is_reported_and_not_changed(store_dir, call, name, reason):
+def test_a_directory_in_place_of_a_file_is_reported_and_not_changed(store_dir, call, name, reason):
     """`verify` continues with the other files, `repair` and opening change nothing, and all report its path."""
     make, remove = KINDS[reason]
     path = store_dir / name
@@ -82,7 +82,7 @@ def test_a_file_of_another_program_is_not_read(store_dir, call, monkeypatch):
 
 
 @pytest.mark.parametrize("reason", KINDS)
-def test_the_claim_of_a_core_is_such_a_file(tmp_path, call, reason):
+def test_a_directory_in_place_of_a_core_claim_is_reported(tmp_path, call, reason):
     """It prevents opening the core, so `verify` reports it."""
     root = tmp_path / "cores"
     quiver.open(root, cores=2, background=False).close()
@@ -101,7 +101,7 @@ def test_the_claim_of_a_core_is_such_a_file(tmp_path, call, reason):
 
 
 @pytest.mark.parametrize("reason", KINDS)
-def test_a_lock_is_such_a_file(store_dir, call, reason):
+def test_a_directory_in_place_of_a_lock_is_reported(store_dir, call, reason):
     (store_dir / "quiver.lock").unlink()
     KINDS[reason][0](store_dir / "quiver.lock")
     assert f"quiver.lock: {reason}" in call("repair", store_dir).output

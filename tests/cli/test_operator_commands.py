@@ -326,7 +326,7 @@ def test_a_snapshot_of_an_open_store_is_complete(any_dir, tmp_path, call):
     assert numbers(tmp_path / "back") == ALL
 
 
-def test_migrate_and_back(any_dir, tmp_path, call):
+def test_migrate_works_in_both_directions(any_dir, tmp_path, call):
     """Data and progress do not change, under the other profile and under another slot table."""
     there = json.loads(call("migrate", any_dir, "--profile", "otap", "--json").output)
     assert {one["profile"] for one in there} == {"otap"}

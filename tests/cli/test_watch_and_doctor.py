@@ -46,7 +46,7 @@ def test_stats_repeats_after_each_interval(made_store, capsys):
     assert clock.monotonic() == 10
 
 
-def test_stats_watch_by_the_command(made_store, call):
+def test_stats_watch_prints_tables_one_after_another(made_store, call):
     """Without a terminal, the tables follow each other; wrong arguments are refused."""
     result = call("stats", made_store, "--watch", "--looks", 2, "--every", "1ms")
     assert result.exit_code == 0

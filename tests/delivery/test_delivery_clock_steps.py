@@ -47,7 +47,9 @@ def test_a_clock_step_does_not_change_when_a_retry_is_due(
 
 
 @STEPS_S
-def test_a_restart_after_a_clock_step(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+def test_retries_keep_their_delay_across_a_clock_step_and_a_restart(
+    disk: CrashFileSystem, clock: ManualClock, step_s: int
+) -> None:
     """Retries saved after the step have the time of the new wall clock."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=10.0, reason="down")
@@ -62,12 +64,10 @@ def test_a_restart_after_a_clock_step(disk: CrashFileSystem, clock: ManualClock,
 
 
 @STEPS_S
-def test_a_clock_step_while_the_process_is_stopped(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
-    """
-    A step forward looks like elapsed time; after a step back, the bundle is retried immediately.
-
-    It is never stuck.
-    """
+def test_a_clock_step_while_the_process_is_stopped_blocks_no_retry(
+    disk: CrashFileSystem, clock: ManualClock, step_s: int
+) -> None:
+    """A step forward looks like elapsed time; after a step back, the bundle is retried immediately."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=10.0, reason="down")
     clock.step_wall(step_s)

@@ -55,7 +55,7 @@ def sealed(body):
     return body + struct.pack("<I", crc32(body))
 
 
-def test_golden_bytes():
+def test_a_retry_set_has_golden_bytes():
     """Independent of the order of the entries."""
     assert encode_retry_set(reversed(ENTRIES)) == GOLDEN
     assert decode(GOLDEN) == Frame(ENTRIES, len(GOLDEN))

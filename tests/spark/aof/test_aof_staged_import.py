@@ -274,7 +274,7 @@ def test_a_crash_at_any_step_keeps_each_record_once_and_in_order(kill):
         assert left(disk) == [done_name(1)], label
 
 
-def test_a_crash_during_the_batches_of_two_writers():
+def test_a_crash_during_two_imports_keeps_each_record_once():
     """One batch was partly appended, the other not at all: each continues at its own position."""
 
     def stop(done, path):
@@ -315,7 +315,7 @@ COMMIT = BatchCommit("q-1", 3, (PART,))
 STEP = BatchStep(1, 20, 5, 1234)
 
 
-def test_golden_bytes(tmp_path):
+def test_notes_and_parts_have_golden_bytes(tmp_path):
     """Other programs may rely on them."""
     assert COMMITS.encode(COMMIT)[:-9] == (
         b'{"quiver_aof_batch": 1, "writer": "q-1", "batch": 3, '

@@ -229,7 +229,7 @@ def test_a_crash_at_any_step_imports_each_message_once(kill):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_offsets_that_are_reused_after_a_power_loss(seed):
+def test_offsets_reused_after_a_power_loss_lose_no_message(seed):
     """The owner's own messages are lost, imported ones get their offsets, and the owner dies before it records that."""
 
     def stop_at(op, suffix):
@@ -259,7 +259,7 @@ def test_offsets_that_are_reused_after_a_power_loss(seed):
 NOTE = BatchCommit("q-1", 3, (SinkPart("00000000000000000003-00000-7/00000.part", ORDERS, 2),))
 
 
-def test_golden_bytes():
+def test_notes_and_parts_have_golden_bytes():
     """Other programs may rely on them."""
     assert COMMITS.encode(NOTE) == (
         b'{"quiver_topic_batch": 1, "writer": "q-1", "batch": 3, '
