@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.bundle import BundleRef
-from quiver.errors import UsageError
+from quiver.errors import InvariantError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.describe import STORE_FILES
@@ -126,7 +126,7 @@ def test_long_reasons_are_cut_between_characters():
 
 def test_an_invalid_set_is_not_encoded():
     """One with the same bundle twice."""
-    with pytest.raises(UsageError):
+    with pytest.raises(InvariantError, match="a retry set has at most 65536 bundles, each once, not 2"):
         encode_retry_set([ENTRIES[0], ENTRIES[0]])
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import UsageError
+from quiver.errors import InvariantError
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.drop_ledger import (
     DROP_ENTRIES_MAX,
@@ -101,7 +101,7 @@ def test_what_could_not_be_read_again_is_not_written():
     entries = [DroppedSegment(seq, 1, 1, "size", 0) for seq in range(DROP_ENTRIES_MAX + 1)]
     assert len(encode_drop_ledger(entries[1:])) <= DROP_LEDGER_BYTES_MAX
     for wrong in (entries, [SIZE, SIZE]):
-        with pytest.raises(UsageError, match="at most 65536, each once"):
+        with pytest.raises(InvariantError, match="a drop ledger has at most 65536 segments, each once"):
             encode_drop_ledger(wrong)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import UsageError
+from quiver.errors import InvariantError
 from quiver.primitives.checksum import crc32c
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.progress import (
@@ -170,7 +170,7 @@ def test_sizes_at_the_edges(count):
 @pytest.mark.parametrize("entry", [SegmentProgress(65_537, 0), SegmentProgress(3, 0b1000)])
 def test_what_cannot_be_read_is_not_written(entry):
     """A file that no reader would accept is never written."""
-    with pytest.raises(UsageError):
+    with pytest.raises(InvariantError, match="a progress file has one bit for each bundle of a segment"):
         encode_progress(Progress(0, {0: entry}), profile="spec")
 
 

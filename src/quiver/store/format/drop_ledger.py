@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quiver.errors import UsageError
+from quiver.invariant import invariant
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
@@ -97,11 +97,12 @@ def encode_drop_ledger(entries: Sequence[DroppedSegment]) -> bytes:
     Return the complete file.
 
     Raises:
-        UsageError: there are more than 65,536 entries, or a segment appears twice. Such a file could not be read again.
+        InvariantError: there are more than 65,536 entries, or a segment appears twice. Such a file could not be
+            read again.
     """
     ordered = sorted(entries, key=lambda entry: entry.seq)
-    if len(ordered) > DROP_ENTRIES_MAX or len({entry.seq for entry in ordered}) < len(ordered):
-        raise UsageError(f"{len(ordered)} dropped segments: at most {DROP_ENTRIES_MAX}, each once")
+    is_readable = len({entry.seq for entry in ordered}) == len(ordered) <= DROP_ENTRIES_MAX
+    invariant(is_readable, f"a drop ledger has at most {DROP_ENTRIES_MAX} segments, each once, not {len(ordered)}")
     body = DROP_HEADER.pack(DROP_MAGIC, DROP_VERSION, DROP_HEADER.size, DROP_ENTRY.size, len(ordered)) + b"".join(
         DROP_ENTRY.pack(
             entry.seq,

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quiver.errors import UsageError
+from quiver.invariant import invariant
 from quiver.primitives.checksum import crc32, crc32c
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
@@ -89,8 +90,8 @@ def encode_progress(progress: Progress, *, profile: Literal["spec", "otap"]) -> 
     Return the complete file; *profile* chooses the checksum.
 
     Raises:
-        UsageError: a segment has more than 65,536 bundles or bits beyond its last bundle, or there are more
-            than 1,000,000 entries. Such a file could not be read again.
+        UsageError: there are more than 1,000,000 entries. Such a file could not be read again.
+        InvariantError: a segment has more than 65,536 bundles, or bits beyond its last bundle; the same applies.
     """
     if len(progress.entries) > PROGRESS_ENTRIES_MAX:
         raise UsageError(f"{len(progress.entries)} segments are above the limit of {PROGRESS_ENTRIES_MAX}")
@@ -106,8 +107,10 @@ def encode_progress(progress: Progress, *, profile: Literal["spec", "otap"]) -> 
     ]
     for seq, entry in sorted(progress.entries.items()):
         words = _words(entry.bundle_count)
-        if words > BITMAP_WORDS_MAX or entry.bitmap >> entry.bundle_count:
-            raise UsageError(f"segment {seq}: {entry.bundle_count} bundles, or bits beyond them, cannot be kept")
+        is_readable = words <= BITMAP_WORDS_MAX and not entry.bitmap >> entry.bundle_count
+        invariant(
+            is_readable, f"a progress file has one bit for each bundle of a segment ({seq})"
+        )
         parts.append(PROGRESS_ENTRY.pack(seq, entry.bundle_count, words))
         parts.append(entry.bitmap.to_bytes(words * _WORD_BYTES, "little"))
     body = b"".join(parts)

@@ -35,7 +35,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quiver.bundle import BundleRef
-from quiver.errors import UsageError
+from quiver.invariant import invariant
 from quiver.primitives.checksum import crc32
 from quiver.primitives.packing import Cursor, ShortageError
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
@@ -99,11 +99,12 @@ def encode_retry_set(entries: Iterable[RetryEntry]) -> bytes:
     Return the complete file. Numbers that are too large become the maximum, and long reasons are cut.
 
     Raises:
-        UsageError: there are more than 65,536 entries, or a bundle appears twice. Such a file could not be read again.
+        InvariantError: there are more than 65,536 entries, or a bundle appears twice. Such a file could not be
+            read again.
     """
     ordered = sorted(entries, key=lambda entry: entry.ref)
-    if len(ordered) > RETRY_ENTRIES_MAX or len({entry.ref for entry in ordered}) < len(ordered):
-        raise UsageError(f"{len(ordered)} bundles to retry: at most {RETRY_ENTRIES_MAX}, each once")
+    is_readable = len({entry.ref for entry in ordered}) == len(ordered) <= RETRY_ENTRIES_MAX
+    invariant(is_readable, f"a retry set has at most {RETRY_ENTRIES_MAX} bundles, each once, not {len(ordered)}")
     body = bytearray(RETRY_HEADER.pack(RETRY_MAGIC, RETRY_VERSION, RETRY_HEADER.size, RETRY_ENTRY.size, len(ordered)))
     for entry in ordered:
         reason = _cut(entry.reason)
