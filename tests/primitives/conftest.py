@@ -1,1 +1,1 @@
-"""Puts the modules that tests of the primitives share on the path, for those in sub-folders too."""
+"""Put the modules that tests of the primitives share on the path, also for tests in subfolders."""

@@ -1,4 +1,4 @@
-"""Arenas: regions do not overlap, blocks are used again."""
+"""Arenas: regions do not overlap, blocks are reused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from quiver.primitives.arena import BLOCK_BYTES, Arena, BlockPool
 
 
 @given(st.lists(st.integers(0, 3 * BLOCK_BYTES // 2), max_size=6))
-def test_regions_keep_what_was_written_to_them(sizes: list[int]) -> None:
-    """Also those that are larger than a block."""
+def test_regions_keep_their_bytes(sizes: list[int]) -> None:
+    """Also if they are larger than a block."""
     arena = Arena(BlockPool(keep_bytes_max=4 * BLOCK_BYTES))
     regions = []
     for number, size in enumerate(sizes):
@@ -26,8 +26,8 @@ def test_regions_keep_what_was_written_to_them(sizes: list[int]) -> None:
     arena.release()
 
 
-def test_released_blocks_are_used_again() -> None:
-    """The second arena touches no fresh memory."""
+def test_released_blocks_are_reused() -> None:
+    """The second arena allocates no memory."""
     pool = BlockPool(keep_bytes_max=BLOCK_BYTES)
     first = Arena(pool)
     first.take(5)[:] = memoryview(b"hello").cast("b")
@@ -35,8 +35,8 @@ def test_released_blocks_are_used_again() -> None:
     assert bytes(Arena(pool).take(5)) == b"hello"
 
 
-def test_the_pool_keeps_no_more_than_it_was_told() -> None:
-    """Two blocks come back, one is kept."""
+def test_the_pool_keeps_no_more_than_its_limit() -> None:
+    """Two blocks are returned, one is kept."""
     pool = BlockPool(keep_bytes_max=BLOCK_BYTES)
     blocks = [pool.borrow(10), pool.borrow(10)]
     blocks[0][0] = 7
@@ -45,7 +45,7 @@ def test_the_pool_keeps_no_more_than_it_was_told() -> None:
     assert pool.borrow(10)[0] == 0
 
 
-def test_the_region_taken_last_can_be_given_back() -> None:
+def test_the_newest_region_can_be_returned() -> None:
     """A refused append leaves no hole."""
     arena = Arena(BlockPool(keep_bytes_max=BLOCK_BYTES))
     arena.take(13)

@@ -1,4 +1,4 @@
-"""Delays grow, stay under their cap, and depend on nothing but the chance that was handed in."""
+"""Delays grow, stay below their cap, and depend only on the random generator that is passed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_delays_double_up_to_the_cap():
 
 
 def test_jitter_only_shortens():
-    """Each delay lies between its share and its whole, and one seed gives one sequence."""
+    """Each delay is between its minimum share and its full value; the same seed gives the same sequence."""
     backoff = Backoff(first_s=1, cap_s=8, factor=2, jitter=0.25)
     plain = [1, 2, 4, 8, 8, 8]
     first, second = (list(itertools.islice(backoff.delays(Random(5)), 6)) for _ in range(2))
@@ -45,6 +45,6 @@ def test_many_failures_do_not_overflow():
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(wrong):
-    """A backoff that could not work cannot be made."""
+    """A backoff that could not work cannot be created."""
     with pytest.raises(SettingsError):
         Backoff(**wrong)

@@ -1,4 +1,4 @@
-"""A byte budget never lends more than it has, and says who holds it."""
+"""A byte budget never grants more than it has, and names the holders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quiver.testing.clock import ManualClock
 
 
 def test_reserve_and_release_balance():
-    """The cap itself can be reached, not passed; what comes back is free again."""
+    """The cap can be reached but not exceeded; returned bytes are free again."""
     budget = ByteBudget("open segment", 100)
     budget.reserve(60, holder="a")
     budget.reserve(40, holder="b")
@@ -30,8 +30,8 @@ def test_reserve_and_release_balance():
     budget.reserve(70, holder="c")
 
 
-def test_nobody_is_named_when_nobody_gave_a_name():
-    """Bytes without a holder are held by nobody in particular."""
+def test_no_holder_is_named_without_a_name():
+    """Bytes may be reserved without a name."""
     budget = ByteBudget("cap", 1)
     budget.reserve(1)
 
@@ -41,15 +41,15 @@ def test_nobody_is_named_when_nobody_gave_a_name():
 
 
 @pytest.mark.parametrize("size", [-1, 101])
-def test_what_can_never_fit_is_wrong_use(size):
-    """Waiting would not help, so it is not CapacityError."""
+def test_a_request_above_the_cap_is_a_usage_error(size):
+    """Waiting would not help, so it is not a CapacityError."""
     with pytest.raises(UsageError):
         ByteBudget("cap", 100).reserve(size, timeout=1000)
 
 
 @pytest.mark.parametrize(("holder", "size"), [("a", 11), ("a", -1), ("b", 1)])
-def test_nobody_returns_what_he_does_not_have(holder, size):
-    """A release that does not match is refused and changes nothing."""
+def test_only_reserved_bytes_can_be_released(holder, size):
+    """Any other release is refused and changes nothing."""
     budget = ByteBudget("cap", 100)
     budget.reserve(10, holder="a")
 
@@ -58,8 +58,8 @@ def test_nobody_returns_what_he_does_not_have(holder, size):
     assert budget.holders() == {"a": 10}
 
 
-def test_a_block_that_fails_gives_its_bytes_back():
-    """`reserving` keeps the bytes only when its block ends well."""
+def test_a_failed_block_returns_its_bytes():
+    """`reserving` keeps the bytes only if its block succeeds."""
     budget = ByteBudget("cap", 100)
     with budget.reserving(10, holder="a"):
         pass
@@ -69,8 +69,8 @@ def test_a_block_that_fails_gives_its_bytes_back():
     assert budget.used_bytes == 10
 
 
-def test_the_deadline_is_kept():
-    """Without room a caller waits as long as it said, and not longer."""
+def test_a_caller_waits_until_its_deadline():
+    """Without free bytes it waits as long as requested, and not longer."""
     clock = ManualClock()
     budget = ByteBudget("cap", 100, clock=clock)
     budget.reserve(100, holder="slow")
@@ -109,8 +109,8 @@ def test_waiters_are_served_in_order():
     assert budget.holders() == {"80": 80, "20": 20}
 
 
-def test_a_waiter_that_gives_up_lets_the_next_one_go():
-    """The second in line takes what is free as soon as the first has passed its deadline."""
+def test_a_waiter_that_times_out_does_not_block_the_next():
+    """The second waiter gets the free bytes as soon as the first has reached its deadline."""
     clock = ManualClock(waits="hold")
     budget = ByteBudget("cap", 100, clock=clock)
     budget.reserve(50, holder="old")
@@ -135,8 +135,8 @@ def test_a_waiter_that_gives_up_lets_the_next_one_go():
     assert outcome == {80: "old", 20: "taken"}
 
 
-def test_many_threads_never_pass_the_cap():
-    """Whatever the interleaving, the sum stays under the cap and ends at nothing."""
+def test_many_threads_never_exceed_the_cap():
+    """In any order of steps the sum stays below the cap and ends at zero."""
     budget = ByteBudget("cap", 10)
     seen = []
 

@@ -17,7 +17,7 @@ CHECK = b"123456789"
 
 @pytest.fixture(params=["fast", "fallback"])
 def crc(request, monkeypatch):
-    """The module as imported, and as imported where there is no isal."""
+    """The module as imported with and without isal."""
     if request.param == "fast":
         yield checksum
         return
@@ -30,7 +30,7 @@ def crc(request, monkeypatch):
 
 
 def test_known_answers(crc):
-    """The check values of the catalogue of CRCs."""
+    """The check values of the catalog of CRCs."""
     assert crc.crc32(CHECK) == 0xCBF43926
     assert crc.crc32c(CHECK) == 0xE3069283
     assert crc.crc64_nvme(CHECK) == 0xAE8B14860A799888
@@ -40,7 +40,7 @@ def test_known_answers(crc):
 @pytest.mark.parametrize("name", ["crc32", "crc32c", "crc64_nvme"])
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
 def test_any_buffer_can_be_continued(crc, name, wrap):
-    """The checksum of two pieces, one continued from the other, is that of the whole; nothing has checksum 0."""
+    """Continuing the checksum of a piece with the next piece gives that of both; no bytes have checksum 0."""
     function = getattr(crc, name)
     data = random.Random(7).randbytes(5000)
 
@@ -50,7 +50,7 @@ def test_any_buffer_can_be_continued(crc, name, wrap):
 
 
 def test_combine_joins_two_checksums(crc):
-    """Two buffers need not be read again to know the checksum of both."""
+    """The checksum of two buffers is computed without reading them again."""
     chance = random.Random(11)
     for len_a, len_b in [(0, 0), (0, 5), (5, 0), (1, 1), (100, 8192), (3, 65_537), (70_000, 12)]:
         a, b = chance.randbytes(len_a), chance.randbytes(len_b)
@@ -58,13 +58,13 @@ def test_combine_joins_two_checksums(crc):
         assert crc.crc32(a + b) == crc.crc32_combine(crc.crc32(a), crc.crc32(b), len_b)
 
 
-def test_the_fast_library_is_used_when_it_is_there():
-    """The wheel is a dependency where there is one, so here it serves."""
+def test_the_fast_library_is_used_if_it_is_installed():
+    """The wheel is a dependency on this platform, so it must be used here."""
     assert checksum.crc32 is importlib.import_module("isal.isal_zlib").crc32
 
 
 def test_awscrt_is_not_loaded_before_it_is_needed():
-    """It takes 55 ms to import; whoever needs only CRC-32 does not pay for it."""
+    """It takes 55 ms to import, which a process that needs only CRC-32 avoids."""
     script = (
         "import sys; from quiver.primitives import checksum; assert 'awscrt' not in sys.modules;"
         "checksum.crc32c(b''); assert 'awscrt' in sys.modules"

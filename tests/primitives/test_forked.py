@@ -1,4 +1,4 @@
-"""What a forked child inherits of an open log refuses in words, and the parent's goes on as if nothing had been."""
+"""An open log refuses every call in a forked child with a clear error, and continues normally in the parent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUNDLE = quiver.Bundle({30: pa.record_batch({"a": [1]})})
 
 
 def in_child(work: Callable[[], object]) -> str:
-    """Return what *work* said in a forked child, or the error it ended by."""
+    """Return the result of *work* in a forked child, or its error."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -59,7 +59,7 @@ def refused(*calls: Callable[[], object] | tuple[object, str]) -> str:
 
 
 class Thing:
-    """Something that a process has open."""
+    """An object that a process has open."""
 
     def __init__(self) -> None:
         self.value = 1
@@ -74,8 +74,8 @@ class Thing:
 
 
 @in_a_clean_process
-def test_a_child_is_told_whose_it_is():
-    """The message names the thing and its process; a method that was looked up before the fork refuses, too."""
+def test_the_error_in_a_child_names_the_object_and_its_process():
+    """A method that was looked up before the fork refuses, too."""
     thing = Thing()
     refuse_in_children(thing, "the log of a test")
     use = thing.use
@@ -87,8 +87,8 @@ def test_a_child_is_told_whose_it_is():
 
 
 @in_a_clean_process
-def test_what_a_child_calls_without_meaning_to_does_nothing():
-    """The end of a `with` calls `close` in the child as well: that is no mistake of the child's."""
+def test_calls_that_a_child_makes_unintentionally_do_nothing():
+    """The end of a `with` calls `close` in the child as well."""
     thing = Thing()
     refuse_in_children(thing, "the log of a test")
 
@@ -98,7 +98,7 @@ def test_what_a_child_calls_without_meaning_to_does_nothing():
 
 @in_a_clean_process
 def test_a_child_of_a_child_is_refused_and_its_own_things_work():
-    """It stays the first one's, whoever forks; what the child opens itself is the child's."""
+    """An object belongs to the process that opened it; one that a child opens belongs to the child."""
 
     def child() -> str:
         own = Thing()
@@ -111,8 +111,8 @@ def test_a_child_of_a_child_is_refused_and_its_own_things_work():
 
 
 @in_a_clean_process
-def test_what_is_gone_is_forgotten():
-    """Naming a thing does not keep it."""
+def test_a_registered_object_can_be_garbage_collected():
+    """Registering it does not keep it alive."""
     thing = Thing()
     refuse_in_children(thing, "the log of a test")
     assert thing in forked._named
@@ -125,7 +125,7 @@ def test_what_is_gone_is_forgotten():
 @pytest.mark.parametrize("cores", [None, 2])
 @in_a_clean_process
 def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
-    """Store, subscriber and handle; a handle that goes in the child gives nothing back in the parent."""
+    """Store, subscriber and handle; a handle that is dropped in the child returns nothing in the parent."""
     with quiver.open(tmp_path / "store", cores=cores) as store:
         subscriber = store.register("reader", start="earliest")
         for _ in range(4):
@@ -165,7 +165,7 @@ def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
 
 @in_a_clean_process
 def test_topics_logs_and_senders_refuse_in_a_child(tmp_path: Path) -> None:
-    """The other logs, and what they give out."""
+    """The other logs, and their objects."""
     conf = f"ws::addr=127.0.0.1:1;sf_dir={tmp_path / 'sf'};sender_id=e;initial_connect_retry=async;"
     with (
         TopicStore.open(tmp_path / "topics") as topics,

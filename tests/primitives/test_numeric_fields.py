@@ -1,4 +1,4 @@
-"""Every number of every settings class is a number, or is refused by its name."""
+"""Every numeric setting is a number, or is refused with its name."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ NUMBERS = [(cls, field) for cls in CLASSES for field in fields(cls) if field.typ
 
 
 @pytest.mark.parametrize(("cls", "field"), NUMBERS, ids=lambda one: one.__name__ if isinstance(one, type) else one.name)
-def test_what_is_no_number_is_refused_by_its_name(cls, field):
-    """Nor is what Python would take for one: a flag, something else than a number, a text with a unit."""
+def test_other_values_are_refused_with_the_name(cls, field):
+    """Also values that Python would accept: a bool, another type, a text with a unit."""
     for value in ("1GB", True, float("nan"), [1]):
         with pytest.raises(SettingsError, match=f"{field.name} must be a "):
             cls(**{field.name: value})
@@ -38,8 +38,8 @@ def test_what_is_no_number_is_refused_by_its_name(cls, field):
             cls(**{field.name: 1e30})
 
 
-def test_none_is_refused_where_it_means_nothing():
-    """And taken where it means that there is no limit."""
+def test_none_is_refused_where_it_has_no_meaning():
+    """It is accepted where it means no limit."""
     with pytest.raises(SettingsError, match="segment_bytes_max must be a whole number, not None"):
         Settings(segment_bytes_max=None)
     assert Settings(size_cap_bytes=None, max_age_s=3).max_age_s == 3

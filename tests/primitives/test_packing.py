@@ -12,8 +12,8 @@ from quiver.primitives.scan import Damage, Frame, NeedMore
 HEAD = struct.Struct("<HI")
 
 
-def test_fields_are_taken_in_order():
-    """Each step returns its field and moves behind it."""
+def test_fields_are_read_in_order():
+    """Each step returns a field and moves after it."""
     cursor = Cursor(HEAD.pack(1, 2) + b"name" + bytes(6) + b"!")
 
     assert cursor.take(HEAD) == (1, 2)
@@ -27,8 +27,8 @@ def test_fields_are_taken_in_order():
 
 
 @pytest.mark.parametrize("length", range(13))
-def test_every_prefix_is_short_by_what_is_missing(length):
-    """A record cut at any byte raises ShortageError, says how much is missing, and leaves the cursor where it was."""
+def test_a_truncated_record_reports_the_missing_bytes(length):
+    """A record truncated at any byte raises ShortageError with their number, and the cursor does not move."""
     whole = HEAD.pack(1, 2) + b"payload"
     cursor = Cursor(whole[:length])
 
@@ -44,7 +44,7 @@ def test_every_prefix_is_short_by_what_is_missing(length):
 
 
 @pytest.mark.parametrize("size", [-1, 5, 2**64])
-def test_sizes_from_disk_lead_nowhere_else(size):
+def test_sizes_from_disk_are_bounded(size):
     """Neither a negative nor an enormous size moves the cursor or allocates anything."""
     cursor = Cursor(b"1234")
 
@@ -67,12 +67,12 @@ def test_views_are_read_only_and_not_copied():
 
 
 def test_wide_buffers_count_in_bytes():
-    """A buffer of 8-byte items has eight bytes an item."""
+    """A buffer of 8-byte items has eight bytes for each item."""
     assert Cursor(memoryview(bytes(16)).cast("Q")).remaining == 16
 
 
 def test_padding_must_be_zero_and_present():
-    """A byte that is not zero is reported; a view that ends in the padding is short."""
+    """A byte that is not zero is reported; a view that ends inside the padding is too short."""
     assert not Cursor(b"x\0\0\1", 1).skip_padding(4)
     with pytest.raises(ShortageError):
         Cursor(b"x\0\0", 1).skip_padding(4)
@@ -80,7 +80,7 @@ def test_padding_must_be_zero_and_present():
 
 @pytest.mark.parametrize(("size", "missing"), [(0, 0), (1, 63), (63, 1), (64, 0), (65, 63)])
 def test_padding_to_64(size, missing):
-    """What is aligned stays; everything else goes up to the next multiple."""
+    """Aligned sizes stay; others are rounded up to the next multiple."""
     assert padding(size, 64) == missing
     assert align_up(size, 64) == size + missing
 

@@ -1,4 +1,4 @@
-"""What all decoders share."""
+"""Functions that all decoders share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ PIECE = 64 * 1024
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE])
-def test_zeros_are_told_from_anything_else(size):
-    """One byte that is not zero is seen wherever it stands from the offset on; before it, it does not count."""
+def test_zeros_are_distinguished_from_other_bytes(size):
+    """One other byte is found anywhere from the offset on; bytes before the offset do not count."""
     data = bytearray(size + 1)
     assert is_zero(memoryview(data))
     for at in {0, size // 2, size}:
@@ -21,7 +21,7 @@ def test_zeros_are_told_from_anything_else(size):
         data[at] = 0
 
 
-def test_behind_the_end_there_is_nothing():
-    """No bytes are zeros, too."""
+def test_an_offset_at_the_end_has_only_zeros():
+    """An empty range counts as zeros."""
     assert is_zero(memoryview(b"x"), 1)
     assert is_zero(memoryview(b""))

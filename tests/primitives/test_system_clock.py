@@ -1,4 +1,4 @@
-"""The machine's clock waits for any time that a caller names."""
+"""The system clock can wait for any time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from quiver.clock import SYSTEM_CLOCK
 
 
 @pytest.mark.parametrize("timeout", [1e12, 1e300, float("inf")])
-def test_a_wait_beyond_what_the_platform_knows(timeout: float) -> None:
-    """It is as good as for ever, and no OverflowError: who is notified goes on."""
+def test_a_wait_longer_than_the_platform_supports(timeout: float) -> None:
+    """It waits without limit and raises no OverflowError; a notified thread continues."""
     condition = threading.Condition()
 
     def notify() -> None:
@@ -26,8 +26,8 @@ def test_a_wait_beyond_what_the_platform_knows(timeout: float) -> None:
     thread.join()
 
 
-def test_intervals_without_end(tmp_path) -> None:
-    """A store whose background work is never due by time keeps its threads, and closes."""
+def test_infinite_intervals(tmp_path) -> None:
+    """A store whose background work is never due keeps its threads, and can be closed."""
     never = float("inf")
     settings = quiver.Settings(wal_flush_interval_s=never, maintain_interval_s=never, segment_open_s_max=never)
     with quiver.open(tmp_path / "store", settings) as store:

@@ -1,4 +1,4 @@
-"""A background thread has turns when it is due or woken, ends when told, and never dies in silence."""
+"""A background thread runs turns when they are due or when woken, stops on request, and never dies silently."""
 
 import queue
 import threading
@@ -14,7 +14,7 @@ PATIENCE_S = 30
 
 
 class Rig:
-    """A worker whose turns the test sees, on a clock that it holds."""
+    """A worker with a manual clock, whose turns the test observes."""
 
     def __init__(self, every, answers=()):
         self.clock = ManualClock(waits="hold")
@@ -44,13 +44,13 @@ class Rig:
 
 @pytest.fixture
 def uncaught(monkeypatch):
-    """What threads raised."""
+    """The exceptions that threads raised."""
     found = queue.SimpleQueue()
     monkeypatch.setattr(threading, "excepthook", lambda args: found.put(args.exc_value))
     return found
 
 
-def test_turns_come_on_an_interval_and_earlier_when_woken():
+def test_turns_run_on_an_interval_and_earlier_when_woken():
     rig = Rig(10.0)
     rig.worker.start()
     rig.worker.start()
@@ -71,7 +71,7 @@ def test_turns_come_on_an_interval_and_earlier_when_woken():
     assert not rig.worker.is_running
 
 
-def test_without_an_interval_it_only_runs_when_woken_or_as_a_turn_says():
+def test_without_an_interval_it_runs_when_woken_or_when_a_turn_requests_it():
     rig = Rig(None, [5.0])
     rig.worker.wake()  # before the start: not lost
     rig.worker.start()
@@ -85,7 +85,7 @@ def test_without_an_interval_it_only_runs_when_woken_or_as_a_turn_says():
     rig.worker.stop()
 
 
-def test_a_wake_up_during_a_turn_asks_for_another_turn():
+def test_a_wake_up_during_a_turn_requests_another_turn():
     rig = Rig(None)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -115,7 +115,7 @@ def test_it_ends_by_itself_when_its_work_is_finished():
     assert rig.worker.died is None
 
 
-def test_stopping_is_idempotent_and_waits_only_as_long_as_it_may():
+def test_stop_is_idempotent_and_respects_its_timeout():
     go_on = threading.Event()
     rig = Rig(0.0)
     worker = Worker(
@@ -134,8 +134,8 @@ def test_stopping_is_idempotent_and_waits_only_as_long_as_it_may():
     assert not rig.worker.is_started
 
 
-def test_a_turn_can_stop_its_own_worker_and_wait_within_itself():
-    """A callback of a user closes what calls it; a pause ends at once when the worker is told to stop."""
+def test_a_turn_can_stop_its_own_worker_and_pause():
+    """A user's callback may close its caller; a pause ends at once when the worker is stopped."""
     rig = Rig(0.0)
     answers = []
 
@@ -152,7 +152,7 @@ def test_a_turn_can_stop_its_own_worker_and_wait_within_itself():
     assert answers == [False, False, True]
 
 
-def test_an_owner_without_a_thread_drives_it_and_gets_its_errors():
+def test_an_owner_without_a_thread_runs_turns_and_gets_their_errors():
     rig = Rig(1.0, [7.0, ZeroDivisionError("mine")])
     assert rig.worker.run_once() == 7.0
     with pytest.raises(ZeroDivisionError):
@@ -162,8 +162,8 @@ def test_an_owner_without_a_thread_drives_it_and_gets_its_errors():
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unforeseen"), MemoryError(), SystemExit(3)])
-def test_its_death_is_told_to_the_owner_counted_and_reported(uncaught, caplog, error):
-    """Also that by an exception that `threading` passes over in silence."""
+def test_the_death_of_a_thread_is_passed_to_the_owner_counted_and_reported(uncaught, caplog, error):
+    """Also for an exception that `threading` ignores."""
     rig = Rig(0.0, [None, error])
     rig.worker.start()
     assert rig.worker.join(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A crash at any step of a replacement leaves the old file or the new one, whole."""
+"""A crash at any step of a replacement leaves the old file or the new one, complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def disk():
 
 @pytest.mark.parametrize("left_over", [False, True])
 def test_a_crash_leaves_the_old_file_or_the_new(disk, left_over):
-    """At every step and with any choice of what survives: never neither, never a mixture, and new once it returned."""
+    """At every step and for any surviving writes: never neither, never a mixture, and the new one after the return."""
     if left_over:
         disk.create("/d/f.tmp").pwrite(b"half a file of an earlier run", 0)
     states = []
@@ -43,11 +43,8 @@ def test_a_crash_leaves_the_old_file_or_the_new(disk, left_over):
         assert disk.clone_after_crash(seed).list_dir("/d") == ["f"]
 
 
-def test_a_kill_leaves_an_advisory_file_whole(disk):
-    """
-    At every step a reader sees the old file or the new. Nothing waits for the disk: a loss of power may leave
-    neither.
-    """
+def test_a_kill_leaves_an_advisory_file_complete(disk):
+    """At every step a reader sees the old file or the new one. Without a sync, a power loss may leave neither."""
     states, steps = [], []
     disk.on_step = lambda op, path: (steps.append(op), states.append(disk.clone_after_kill()))
     replace_advisory_file(disk, "/d/f", NEW)
@@ -61,7 +58,7 @@ def test_a_kill_leaves_an_advisory_file_whole(disk):
 
 @pytest.mark.parametrize("step", ["create", "pwrite", "rename"])
 def test_an_advisory_file_that_cannot_be_replaced_stays(disk, step):
-    """EIO goes up, and the next replacement works."""
+    """EIO is raised, and the next replacement succeeds."""
     failing = FaultFileSystem(disk, {step: 1}, short_write=10)
     with pytest.raises(OSError, match="f"):
         replace_advisory_file(failing, "/d/f", NEW)
@@ -72,7 +69,7 @@ def test_an_advisory_file_that_cannot_be_replaced_stays(disk, step):
 
 
 def test_without_the_sync_there_is_a_third_state(disk):
-    """The suite would notice: rename without fsync leaves, for some choice, neither the old bytes nor the new."""
+    """The tests would fail: without the sync, some power losses leave neither the old bytes nor the new ones."""
     file = disk.create("/d/f.tmp")
     file.pwrite(NEW, 0)
     disk.rename("/d/f.tmp", "/d/f")
@@ -84,7 +81,7 @@ def test_without_the_sync_there_is_a_third_state(disk):
 
 
 def test_without_the_directory_sync_the_old_file_may_return(disk):
-    """The suite would notice this one, too."""
+    """The tests would fail without this sync, too."""
     file = disk.create("/d/f.tmp")
     file.pwrite(NEW, 0)
     file.sync_data()
@@ -95,8 +92,8 @@ def test_without_the_directory_sync_the_old_file_may_return(disk):
 
 @pytest.mark.parametrize("replace", [replace_file, replace_advisory_file])
 @pytest.mark.parametrize("removes", [True, False])
-def test_what_the_disk_refused_takes_no_room(disk, replace, removes):
-    """A full disk has no blocks to spare for half a file. That it cannot be removed either hides nothing."""
+def test_a_refused_file_leaves_no_blocks_allocated(disk, replace, removes):
+    """A full disk has no blocks for an incomplete file. If it cannot be removed either, the first error is raised."""
     fails = {"pwrite": 1} if removes else {"pwrite": 1, "remove": 1}
     failing = FaultFileSystem(disk, fails, error=errno.ENOSPC, short_write=10)
     with pytest.raises(OSError) as caught:
@@ -109,7 +106,7 @@ def test_what_the_disk_refused_takes_no_room(disk, replace, removes):
 
 @pytest.mark.parametrize("step", ["create", "pwrite", "sync", "rename", "sync_dir"])
 def test_a_failing_step_is_reported(disk, step):
-    """EIO goes up; readers see one of the two files; the next replacement works."""
+    """EIO is raised; readers see one of the two files; the next replacement succeeds."""
     failing = FaultFileSystem(disk, {step: 1}, short_write=10)
     with pytest.raises(OSError) as caught:
         replace_file(failing, "/d/f", NEW)
@@ -120,8 +117,8 @@ def test_a_failing_step_is_reported(disk, step):
     assert disk.clone_after_crash(0).read_all("/d/f", size_max=10_000) == b"third"
 
 
-def test_the_mode_is_the_callers(tmp_path):
-    """On the real disk: contents, mode, and no temporary file left."""
+def test_the_file_has_the_requested_mode(tmp_path):
+    """On the real disk, with its contents and without a leftover temporary file."""
     path = str(tmp_path / "f")
     replace_file(REAL_FILES, path, memoryview(b"one"), mode=0o640)
     replace_file(REAL_FILES, path, bytearray(b"three"), mode=0o600)
@@ -132,7 +129,7 @@ def test_the_mode_is_the_callers(tmp_path):
 
 
 def test_a_bare_name_is_in_the_current_directory(tmp_path, monkeypatch):
-    """No directory in the path is the current one."""
+    """A path without a directory is relative to the current one."""
     monkeypatch.chdir(tmp_path)
     replace_file(REAL_FILES, "f", b"x")
     remove_durably(REAL_FILES, ["f"])
@@ -140,8 +137,8 @@ def test_a_bare_name_is_in_the_current_directory(tmp_path, monkeypatch):
     assert REAL_FILES.list_dir(".") == []
 
 
-def test_removed_names_stay_gone():
-    """Each directory is synced once, after all its names; a name that is missing already is fine."""
+def test_removed_files_stay_removed():
+    """Each directory is synced once, after all its removals; missing files are ignored."""
     disk = CrashFileSystem()
     for path in ("/a", "/b"):
         disk.make_dirs(path)
@@ -158,7 +155,7 @@ def test_removed_names_stay_gone():
 
 
 def test_a_removal_that_an_earlier_run_began_is_made_durable():
-    """The run was killed between its unlink and its sync; the next one finds nothing and syncs all the same."""
+    """It was killed between unlink and sync; the next run finds no file and still syncs the directory."""
     disk = CrashFileSystem()
     replace_file(disk, "/f", b"x")
     disk.remove("/f")
@@ -170,7 +167,7 @@ def test_a_removal_that_an_earlier_run_began_is_made_durable():
 
 
 def test_a_removal_that_fails_is_reported():
-    """EIO is not "missing"."""
+    """EIO does not mean that the file is missing."""
     disk = CrashFileSystem()
     replace_file(disk, "/f", b"x")
     with pytest.raises(OSError):

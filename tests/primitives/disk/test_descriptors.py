@@ -1,4 +1,4 @@
-"""A process that may open no more files still has a few descriptors for its logs."""
+"""A process that has no free descriptors still has reserved ones for its logs."""
 
 import errno
 import os
@@ -44,7 +44,7 @@ def in_a_small_process(program: str) -> str:
     return done.stdout.strip()
 
 
-def test_errors_are_told_apart():
+def test_errors_are_distinguished():
     full, short, machine, broken = (
         OSError(one, os.strerror(one)) for one in (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.EIO)
     )
@@ -62,8 +62,8 @@ def test_errors_are_told_apart():
     assert "fs.file-max" in what_is_short(machine)
 
 
-def test_a_reserve_is_spent_when_there_is_no_other_and_comes_back_when_a_file_is_closed():
-    """At once, so that nobody can take it in between."""
+def test_reserved_descriptors_are_used_last_and_refilled_on_close():
+    """In one step, so that no other thread can take the descriptor in between."""
     reserve = DescriptorReserve()
     reserve.keep(2)
     reserve.keep(1)
@@ -89,7 +89,7 @@ def test_a_reserve_is_spent_when_there_is_no_other_and_comes_back_when_a_file_is
         os.close(one)
 
 
-def test_a_reserve_that_is_spent_passes_the_error_on_and_no_other_error_spends_it():
+def test_only_a_lack_of_descriptors_uses_the_reserve():
     reserve = DescriptorReserve()
 
     def refused(number):
@@ -109,7 +109,7 @@ def test_a_reserve_that_is_spent_passes_the_error_on_and_no_other_error_spends_i
     os.close(os.open(os.devnull, os.O_RDONLY))
 
 
-def test_the_limit_is_raised_to_what_may_be_had():
+def test_the_limit_is_raised_to_the_hard_limit():
     program = """
         import resource
         from quiver.primitives.disk.descriptors import descriptor_limit, raise_descriptor_limit
@@ -119,15 +119,16 @@ def test_the_limit_is_raised_to_what_may_be_had():
     assert in_a_small_process(program) == "64 128 128"
 
 
-def test_systems_without_such_limits_have_none(monkeypatch):
+def test_systems_without_limits_report_none(monkeypatch):
     monkeypatch.setattr(descriptors, "_resource", lambda: None)
     assert descriptor_limit() is None
     assert raise_descriptor_limit() is None
 
 
-def test_a_process_with_a_log_writes_while_strangers_hold_every_descriptor(tmp_path):
+def test_a_log_can_write_while_other_code_uses_every_descriptor(tmp_path):
     """
-    Ten times as many files as are kept, one after the other, their names synced: what is closed is never lost to them.
+    It opens ten times as many files as are reserved, one after the other, and syncs their names: closed descriptors
+    return to the reserve.
 
     Readers are refused: they can try again.
     """
@@ -157,9 +158,9 @@ def test_a_process_with_a_log_writes_while_strangers_hold_every_descriptor(tmp_p
     assert len(list(tmp_path.glob("*.done"))) == 80
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a sync of everything only begins")
+@pytest.mark.skipif(sys.platform != "linux", reason="on other systems, `sync` only starts writing")
 def test_a_directory_is_synced_without_any_descriptor(tmp_path):
-    """What was renamed cannot be taken back: a log that could not sync it would have to fail."""
+    """A rename cannot be undone, so a log that could not sync the directory would fail."""
     program = f"""
         take_all()
         REAL_FILES.sync_dir({str(tmp_path)!r})
@@ -246,7 +247,7 @@ print({name: held[name] for name in held})
 """
 
 
-def test_no_log_fails_for_want_of_descriptors(tmp_path):
-    """A segment's temporary file that could not be opened poisoned the log: every request was refused for good."""
+def test_no_log_fails_when_descriptors_run_out(tmp_path):
+    """A segment's temporary file could not be opened, and the log refused every further request."""
     found = eval(in_a_small_process(f"root = {str(tmp_path)!r}\n" + ALL_LOGS))
     assert all(40 <= count <= 120 for count in found.values())  # as long as what is kept for them lasts

@@ -1,4 +1,4 @@
-"""What names the directory of a log."""
+"""Names of log directories."""
 
 import pytest
 
@@ -11,8 +11,8 @@ from quiver.topics import TopicStore
 
 @pytest.mark.parametrize("url", ["s3://bucket/data", "file:///data", "gs://b", "S3A://bucket/x"])
 @pytest.mark.parametrize("opened", [quiver.open, quiver.read, AofManager.open, TopicStore.open])
-def test_a_url_is_refused_with_what_to_write(url, opened, tmp_path, monkeypatch):
-    """Nothing is made: before, a directory of that name appeared where the program ran."""
+def test_a_url_is_refused_with_a_hint(url, opened, tmp_path, monkeypatch):
+    """No directory is created; formerly one of that name appeared in the current directory."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=f"{url} is a URL: a log is written to a local directory"):
         opened(url)
@@ -20,5 +20,5 @@ def test_a_url_is_refused_with_what_to_write(url, opened, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("path", ["a:b", "data/s3:/x", "/x/http:", "./s3://"])
-def test_a_colon_makes_no_url(path):
+def test_a_path_with_a_colon_is_not_a_url(path):
     assert directory_name(path) == path.rstrip("/")

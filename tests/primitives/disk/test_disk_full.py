@@ -1,4 +1,4 @@
-"""What is refused before a disk is full, and what the error says."""
+"""Writes are refused before the disk is full, with an error that explains why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quiver.testing.crashfs import CrashFileSystem
 
 
 class Disk(CrashFileSystem):
-    """One with so much room."""
+    """A disk with this many free bytes."""
 
     free = 0
 
@@ -19,8 +19,8 @@ class Disk(CrashFileSystem):
         return self.free
 
 
-def test_the_error_says_what_has_to_stay_free():
-    """It named the room that was asked for alone: 12 MB were left, and that was too few for 64 KiB."""
+def test_the_error_includes_the_bytes_that_stay_free():
+    """Without them it was confusing: 12 MB were left, too few for 64 KiB."""
     disk = Disk()
     disk.free = 12 << 20
     with pytest.raises(
@@ -29,5 +29,5 @@ def test_the_error_says_what_has_to_stay_free():
         require_room(disk, "/", 65_536, room_left=16 << 20)
     assert full.value.errno == errno.ENOSPC
     require_room(disk, "/", (12 << 20) - SMALL_FILES_BYTES)
-    disk.free = 0  # it does not say
+    disk.free = 0  # unknown
     require_room(disk, "/", 1 << 40)

@@ -1,4 +1,4 @@
-"""A store through a mapping is in the file at once, however large it is."""
+"""A write through a mapping is in the file at once, even a large one."""
 
 import errno
 import mmap
@@ -24,7 +24,7 @@ def file(request, tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 16 * 1024 - 1, 16 * 1024, 100_001])
-def test_what_is_stored_is_seen(file, size):
+def test_written_bytes_are_visible(file, size):
     """In the view, in the file, and after a sync."""
     mapping = file.map_write()
     data = bytes(number % 251 for number in range(size))
@@ -39,8 +39,8 @@ def test_what_is_stored_is_seen(file, size):
         mapping.store(0, b"x")
 
 
-def test_a_write_that_is_refused_is_stored_all_the_same():
-    """Half of it may have been written: all of it is stored through the pages."""
+def test_a_refused_write_is_stored_through_the_pages():
+    """Part of it may have been written, so all of it is stored again."""
     pages = mmap.mmap(-1, SIZE)
 
     def refuse(data, start):

@@ -1,4 +1,4 @@
-"""A mapping lives as long as anybody looks at it."""
+"""A mapping exists as long as a view refers to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def maps_of(path):
 
 
 def test_arrow_buffers_outlive_close_and_unlink(path):
-    """A slice of a buffer of a view keeps the pages; when the last one goes, so does the map."""
+    """A slice of a buffer of a view keeps the pages; without the last one the mapping is removed."""
     mapping = REAL_FILES.map_read(path)
     buffer = pa.py_buffer(mapping.view()[256:])
     Path(path).unlink()
@@ -43,7 +43,7 @@ def test_arrow_buffers_outlive_close_and_unlink(path):
 
 
 def test_a_closed_mapping_gives_no_new_views(path):
-    """Views from before stay; `close` twice is fine."""
+    """Earlier views stay valid; a second `close` does nothing."""
     mapping = REAL_FILES.map_read(path)
     view = mapping.view()
     mapping.close()
@@ -54,8 +54,8 @@ def test_a_closed_mapping_gives_no_new_views(path):
         mapping.view()
 
 
-def test_nobody_writes_through_a_view(path):
-    """Views are read-only, whatever the file's mode."""
+def test_views_are_read_only(path):
+    """Regardless of the file's mode."""
     mapping = REAL_FILES.map_read(path)
 
     assert mapping.view().readonly
@@ -64,7 +64,7 @@ def test_nobody_writes_through_a_view(path):
 
 
 def test_the_descriptor_may_close_at_once(path):
-    """The map needs the pages, not the caller's descriptor; what cannot be mapped is an OSError."""
+    """The mapping does not need the caller's descriptor; a file that cannot be mapped raises OSError."""
     fd = os.open(path, os.O_RDONLY)
     mapping = map_descriptor(fd, len(DATA))
     os.close(fd)
@@ -74,15 +74,15 @@ def test_the_descriptor_may_close_at_once(path):
         map_descriptor(fd, 1)
 
 
-def test_what_cannot_be_mapped_names_the_file(tmp_path):
-    """A directory opens, and does not map."""
+def test_an_error_of_mapping_names_the_file(tmp_path):
+    """A directory can be opened, but not mapped."""
     with pytest.raises(OSError) as caught:
         REAL_FILES.map_read(str(tmp_path))
     assert caught.value.filename == str(tmp_path)
 
 
-def test_pages_that_were_let_go_are_read_again(path):
-    """The view stays valid; of bytes in memory there is nothing to give back."""
+def test_released_pages_are_read_again(path):
+    """The view stays valid; bytes in memory have no pages to release."""
     view = REAL_FILES.map_read(path).view()
     assert view == DATA
     release_pages(view[256:])

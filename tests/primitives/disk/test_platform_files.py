@@ -1,4 +1,4 @@
-"""What other systems do, by substituting their modules: none of it ran on them."""
+"""The calls on other systems, tested with substitutes of their modules, not on the systems themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fd(tmp_path):
     os.close(number)
 
 
-def test_each_system_gets_its_own(monkeypatch):
+def test_each_system_uses_its_own_module(monkeypatch):
     """The name of the system decides, and only its own module is imported."""
     monkeypatch.setitem(sys.modules, "msvcrt", types.ModuleType("msvcrt"))
 
@@ -33,7 +33,7 @@ def test_each_system_gets_its_own(monkeypatch):
 
 
 def test_a_system_without_fork_needs_no_handlers(monkeypatch):
-    """Where there is no fork there is nothing to register."""
+    """Without fork, no handlers are registered."""
     registered = []
     monkeypatch.setattr(os, "register_at_fork", lambda **functions: registered.append(functions))
     platform_files.call_at_fork(before=print)
@@ -44,7 +44,7 @@ def test_a_system_without_fork_needs_no_handlers(monkeypatch):
 
 
 class FakeFcntl:
-    """macOS' requests, written down."""
+    """Records the requests of macOS."""
 
     def __init__(self, error=None):
         self.error = error
@@ -56,9 +56,9 @@ class FakeFcntl:
             raise OSError(self.error, os.strerror(self.error))
 
 
-def test_macos_syncs_through_the_drive(fd, monkeypatch):
+def test_macos_flushes_the_drive(fd, monkeypatch):
     """Both kinds of sync are F_FULLFSYNC; plain fsync is not called."""
-    monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("fsync does not reach the platter there"))
+    monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("fsync does not flush the drive on macOS"))
     system = FakeFcntl()
     mac = MacFiles(system)
     mac.sync(fd)
@@ -69,7 +69,7 @@ def test_macos_syncs_through_the_drive(fd, monkeypatch):
 
 @pytest.mark.parametrize("refusal", [errno.ENOTSUP, errno.EINVAL, errno.ENOTTY])
 def test_macos_falls_back_where_the_request_is_unknown(fd, monkeypatch, refusal):
-    """A network volume does not know F_FULLFSYNC; fsync is the best there is."""
+    """A network volume has no F_FULLFSYNC, so fsync is used."""
     synced = []
     monkeypatch.setattr(os, "fsync", synced.append)
     MacFiles(FakeFcntl(refusal)).sync(fd)
@@ -78,15 +78,15 @@ def test_macos_falls_back_where_the_request_is_unknown(fd, monkeypatch, refusal)
 
 
 def test_macos_never_retries_a_failed_sync(fd, monkeypatch):
-    """EIO is final: a second call could succeed and would be a lie."""
+    """EIO is final: a second call could succeed although data was lost."""
     monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("retried"))
     with pytest.raises(OSError) as caught:
         MacFiles(FakeFcntl(errno.EIO)).sync(fd)
     assert caught.value.errno == errno.EIO
 
 
-def test_macos_reserves_behind_the_end(fd):
-    """The request has the layout of fstore_t, asks for what is missing only, and the file grows."""
+def test_macos_reserves_after_the_end(fd):
+    """The request has the layout of fstore_t, asks only for the missing bytes, and the file grows."""
     os.ftruncate(fd, 100)
     system = FakeFcntl()
     mac = MacFiles(system)
@@ -99,7 +99,7 @@ def test_macos_reserves_behind_the_end(fd):
 
 
 def test_linux_locks_report_other_errors(fd):
-    """Only "another holds it" is an answer; everything else is an error."""
+    """Only a lock held by another process is an answer; everything else is an error."""
 
     def refuse(fd, operation):
         raise OSError(errno.ENOLCK, "no locks available")
@@ -136,7 +136,7 @@ class FakeMsvcrt:
 
 
 def test_windows_locks_a_byte_beyond_the_end(fd):
-    """Range locks are mandatory there, so the note at the start stays readable; the file does not grow."""
+    """Range locks are mandatory there, so the note at the start must stay readable; the file does not grow."""
     system = FakeMsvcrt()
     windows = WindowsFiles(system)
 
@@ -147,8 +147,8 @@ def test_windows_locks_a_byte_beyond_the_end(fd):
 
 
 @pytest.mark.parametrize(("error", "held"), [(errno.EACCES, True), (errno.EDEADLK, True), (errno.EIO, False)])
-def test_windows_tells_held_from_broken(fd, error, held):
-    """EACCES and EDEADLK mean that another holds the byte; anything else goes up."""
+def test_windows_distinguishes_held_locks_from_errors(fd, error, held):
+    """EACCES and EDEADLK mean that another process holds the byte; other errors are raised."""
     windows = WindowsFiles(FakeMsvcrt(error))
     if held:
         assert windows.lock(fd) is False
@@ -158,7 +158,7 @@ def test_windows_tells_held_from_broken(fd, error, held):
 
 
 def test_windows_replaces_and_removes_read_only_files(tmp_path, monkeypatch):
-    """The attribute is taken off first; a target that is missing is no error, a file to remove is one."""
+    """The attribute is cleared first; a missing target is ignored, but a missing file to remove is an error."""
     modes = []
     real_chmod = os.chmod
     monkeypatch.setattr(os, "chmod", lambda path, mode: (modes.append((str(path), mode)), real_chmod(path, mode)))

@@ -1,4 +1,4 @@
-"""Room is really there, or the caller hears that it is not."""
+"""Reserved blocks exist, or the caller gets an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Refusing(LinuxFiles):
 
 @pytest.fixture
 def opened():
-    """Open files that are closed in the end."""
+    """Open files that are closed at the end."""
     files = []
     yield lambda file: files.append(file) or file
     for file in files:
@@ -41,7 +41,7 @@ def blocks_bytes(path):
 
 @pytest.mark.parametrize("fs", [REAL_FILES, RealFileSystem(Refusing(errno.EOPNOTSUPP))], ids=["reserves", "writes"])
 def test_reserved_blocks_are_on_the_disk(tmp_path, opened, fs):
-    """The file has as many blocks as bytes, holes inside it filled, whichever way they came."""
+    """The file has blocks for all its bytes, including former holes, for each way of reserving."""
     path = str(tmp_path / "f")
     file = opened(fs.create(path))
     file.pwrite(b"head", 0)
@@ -56,7 +56,7 @@ def test_reserved_blocks_are_on_the_disk(tmp_path, opened, fs):
 
 
 @pytest.mark.parametrize("error", [errno.ENOTSUP, errno.ENOSYS, errno.EINVAL])
-def test_unsupported_is_the_callers_choice(tmp_path, opened, error):
+def test_the_caller_decides_when_reserving_is_unsupported(tmp_path, opened, error):
     """``raise`` passes the error on, with the path, and leaves the file as it was."""
     path = str(tmp_path / "f")
     file = opened(RealFileSystem(Refusing(error)).create(path))
@@ -79,8 +79,8 @@ def test_a_full_disk_is_an_error_either_way(tmp_path, opened, error):
         assert (caught.value.errno, file.size()) == (error, 0)
 
 
-def test_nothing_is_reserved_for_nothing(tmp_path, opened):
-    """A length of zero does nothing, where the system would call it invalid."""
+def test_a_length_of_zero_reserves_nothing(tmp_path, opened):
+    """The system would refuse it as invalid."""
     file = opened(REAL_FILES.create(str(tmp_path / "f")))
     reserve_blocks(file, 1000, 0, on_unsupported="raise")
 
@@ -88,7 +88,7 @@ def test_nothing_is_reserved_for_nothing(tmp_path, opened):
 
 
 def test_any_file_can_be_filled(opened):
-    """A file that knows no reservation is unsupported; zeros are always possible, and may fail half way."""
+    """A file without `reserve` is unsupported; writing zeros always works, and may fail halfway."""
 
     class Plain:
         def __init__(self, inner):
@@ -115,7 +115,7 @@ def test_any_file_can_be_filled(opened):
 
 @pytest.mark.parametrize("length", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
 def test_zeros_are_exactly_where_asked(length):
-    """The byte before and the byte behind stay."""
+    """The bytes before and after them stay."""
     file = CrashFileSystem().create("/f")
     file.pwrite(b"x" * (length + 2), 0)
     zero_fill(file, 1, length)

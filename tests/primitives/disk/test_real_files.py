@@ -1,7 +1,4 @@
-"""
-The real disk: short writes, errors that name the file, directories that are durable, locks that die with their
-holder.
-"""
+"""The real disk: short writes, errors that name the file, durable directories, locks that end with their process."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def open_descriptors():
 
 
 class Transcript(LinuxFiles):
-    """The machine's own calls, written down; short or failing when told."""
+    """Records the system's calls; makes them short or fail on request."""
 
     def __init__(self, *, take=None, iov_max=1024):
         super().__init__(PLATFORM._fcntl)
@@ -78,14 +75,14 @@ PARTS = [b"", b"abc", b"", b"", b"defgh", b"i", b"", b"jklmnopqrs", b""]
 @pytest.mark.parametrize("iov_max", [1, 2, 9, 1024])
 @pytest.mark.parametrize("size", [-1, 19])
 def test_short_writes_are_continued(tmp_path, take, iov_max, size):
-    """However little the disk takes at a time, all bytes arrive in order, counted by us or by the caller."""
+    """All bytes are written in order, whether we count them or the caller does."""
     whole = b"".join(PARTS)
 
     assert write_with(Transcript(take=take, iov_max=iov_max), tmp_path, PARTS, size=size) == whole * 2
 
 
 def test_a_write_in_one_piece_is_one_call(tmp_path):
-    """Nothing is joined, counted twice or called twice when the disk takes everything."""
+    """If the disk takes everything, nothing is joined, counted twice or called twice."""
     for kwargs in ({}, {"size": 19}):
         platform = Transcript()
         write_with(platform, tmp_path, PARTS, **kwargs)
@@ -104,7 +101,7 @@ def test_more_parts_than_the_system_takes(tmp_path):
 
 
 def test_a_disk_that_takes_nothing_is_an_error(tmp_path):
-    """A write of no bytes without an error would be tried for ever."""
+    """A write of no bytes without an error would be retried forever."""
     with pytest.raises(OSError, match="accepts no more bytes") as caught:
         write_with(Transcript(take=0), tmp_path, [b"x"])
     assert caught.value.filename == str(tmp_path / "f")
@@ -114,8 +111,8 @@ def test_a_disk_that_takes_nothing_is_an_error(tmp_path):
     file.close()
 
 
-def test_an_invalid_write_is_not_taken_for_too_many_parts(tmp_path):
-    """EINVAL with few parts is the disk's own."""
+def test_an_invalid_write_is_not_treated_as_too_many_parts(tmp_path):
+    """EINVAL with few parts comes from the disk."""
     file = REAL_FILES.create(str(tmp_path / "f"))
     with pytest.raises(OSError) as caught:
         file.pwritev([b"x"], -5)
@@ -124,7 +121,7 @@ def test_an_invalid_write_is_not_taken_for_too_many_parts(tmp_path):
 
 
 def test_a_file_size_limit_leaves_the_prefix_and_raises(tmp_path):
-    """A real short write: the limit cuts the first call, the second says why."""
+    """A real short write: the limit shortens the first call, and the second raises the error."""
     script = """
 import resource, signal, sys
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -144,7 +141,7 @@ file.close()
 
 
 def test_symbolic_links_are_refused(tmp_path):
-    """Nobody can make the store write through a link that was put in its place."""
+    """A link in place of a file must not redirect the writes of a store."""
     (tmp_path / "target").write_bytes(b"precious")
     (tmp_path / "link").symlink_to(tmp_path / "target")
 
@@ -157,10 +154,7 @@ def test_symbolic_links_are_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
 def test_only_files_are_opened(tmp_path, kind):
-    """
-    A pipe, a socket or a device in place of a file is refused at once: nothing waits for it, and
-    nothing reads it.
-    """
+    """A pipe, a socket or a device in place of a file is refused at once, without waiting for it or reading it."""
     path = str(tmp_path / "f")
     if kind == "pipe":
         os.mkfifo(path)
@@ -182,8 +176,8 @@ def test_only_files_are_opened(tmp_path, kind):
     assert open_descriptors() == before
 
 
-def test_a_lease_of_a_file_server_is_waited_for(tmp_path, monkeypatch):
-    """A file with a lease cannot be opened without waiting, so it is opened again in the ordinary way."""
+def test_opening_waits_for_a_lease_of_a_file_server(tmp_path, monkeypatch):
+    """A file with a lease cannot be opened without waiting, so it is opened again with waiting."""
     (tmp_path / "f").write_bytes(b"leased")
     os.mkfifo(tmp_path / "pipe")
     ordinary = os.open
@@ -201,7 +195,7 @@ def test_a_lease_of_a_file_server_is_waited_for(tmp_path, monkeypatch):
 
 
 def test_a_file_above_the_limit_is_not_read(tmp_path, monkeypatch):
-    """What is too large for a small file is refused by its size, however large."""
+    """It is refused because of its size, before it is read."""
     with (tmp_path / "f").open("wb") as file:
         file.truncate(5 << 40)
     monkeypatch.setattr(PLATFORM, "pread", None)
@@ -212,7 +206,7 @@ def test_a_file_above_the_limit_is_not_read(tmp_path, monkeypatch):
 
 
 def test_an_unclosed_file_is_reported(tmp_path):
-    """A dropped file warns like Python's own, and gives its descriptor back."""
+    """A garbage-collected file warns as Python's files do, and closes its descriptor."""
     file = REAL_FILES.create(str(tmp_path / "f"))
     before = open_descriptors()
     with pytest.warns(ResourceWarning, match="never closed"):
@@ -222,7 +216,7 @@ def test_an_unclosed_file_is_reported(tmp_path):
 
 
 def test_descriptors_are_not_inherited(tmp_path):
-    """A child that runs another program does not keep our files open."""
+    """A child process that runs another program does not keep our files open."""
     file = REAL_FILES.create(str(tmp_path / "f"))
 
     assert not os.get_inheritable(file._fd)
@@ -249,7 +243,7 @@ def test_errors_of_a_closed_file_name_it(tmp_path, call):
 
 
 def test_a_mode_that_cannot_be_set_leaves_no_descriptor(tmp_path, monkeypatch):
-    """The file is closed again before the error goes up."""
+    """The file is closed before the error is raised."""
 
     def refuse(fd, path, mode):
         raise OSError(errno.EIO, "no")
@@ -264,7 +258,7 @@ def test_a_mode_that_cannot_be_set_leaves_no_descriptor(tmp_path, monkeypatch):
 
 
 def test_every_created_directory_is_synced_into_its_parent(tmp_path):
-    """The parents first, each before the next is made; the deepest one that was there already, too."""
+    """Parents first, each before the next one is created; also into the deepest existing directory."""
     platform = Transcript()
     fs = RealFileSystem(platform)
     root = str(tmp_path)
@@ -278,7 +272,7 @@ def test_every_created_directory_is_synced_into_its_parent(tmp_path):
 
 
 def test_relative_paths_work(tmp_path, monkeypatch):
-    """The directory of a bare name is the current one."""
+    """A name without a directory is in the current one."""
     monkeypatch.chdir(tmp_path)
     REAL_FILES.make_dirs("x/y")
     REAL_FILES.sync_dir("")
@@ -287,8 +281,8 @@ def test_relative_paths_work(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("refusal", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_parent_of_others_need_not_be_synced(tmp_path, refusal):
-    """Above our own directories there may be some that we may not open."""
+def test_a_parent_that_cannot_be_opened_is_not_synced(tmp_path, refusal):
+    """We may lack permission to open directories above our own."""
     platform = Transcript()
     platform.refuse[str(tmp_path.parent)] = refusal
     RealFileSystem(platform).make_dirs(str(tmp_path / "a"))
@@ -297,7 +291,7 @@ def test_a_parent_of_others_need_not_be_synced(tmp_path, refusal):
 
 
 def test_a_failed_directory_sync_is_an_error(tmp_path):
-    """EIO is never swallowed, and names the directory."""
+    """EIO is always raised, and names the directory."""
     platform = Transcript()
     parent = str(tmp_path.parent)
     platform.refuse[parent] = errno.EIO
@@ -308,8 +302,8 @@ def test_a_failed_directory_sync_is_an_error(tmp_path):
         assert (caught.value.errno, caught.value.filename) == (errno.EIO, parent)
 
 
-def test_two_may_make_one_directory(tmp_path, monkeypatch):
-    """When another process makes it a moment before us, it is as good, and synced."""
+def test_two_processes_may_create_one_directory(tmp_path, monkeypatch):
+    """If another process creates it a moment earlier, it is used and synced."""
     platform = Transcript()
     fs = RealFileSystem(platform)
     target = str(tmp_path / "a")
@@ -336,7 +330,7 @@ lock.release()
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that holds the lock."""
+    """Another process, which holds the lock."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -347,7 +341,7 @@ def holder(tmp_path):
 
 
 def test_a_lock_of_another_process_names_its_pid(tmp_path, holder):
-    """Who is refused learns whom to stop; a killed holder holds nothing."""
+    """The error shows which process to stop; a killed process holds no lock."""
     path = str(tmp_path / "lock")
     with pytest.raises(DirectoryInUseError, match="quiver run") as caught:
         lock_file.hold(REAL_FILES, path, owner="test")
@@ -362,8 +356,8 @@ def test_a_lock_of_another_process_names_its_pid(tmp_path, holder):
     lock.release()
 
 
-def test_a_holder_without_a_note_is_another_process(tmp_path, holder):
-    """An empty or enormous note does not hide that the lock is held."""
+def test_a_lock_without_a_note_is_held_by_another_process(tmp_path, holder):
+    """An empty or very large note does not hide that the lock is held."""
     path = tmp_path / "lock"
     for note in (b"", b"x" * 10_000):
         path.write_bytes(note)
@@ -372,10 +366,10 @@ def test_a_holder_without_a_note_is_another_process(tmp_path, holder):
 
 
 @in_a_clean_process
-def test_a_forked_child_holds_nothing(tmp_path):
+def test_a_forked_child_holds_no_lock(tmp_path):
     """
-    The child outlives its parent's release, and the lock is free all the same; its exit takes nothing from the
-    parent.
+    The lock is free after the parent's release, although the child still runs; the exit of a child does not release
+    the parent's lock.
     """
     path = str(tmp_path / "lock")
     lock = REAL_FILES.try_lock(path, note="parent")
@@ -402,8 +396,8 @@ def test_a_forked_child_holds_nothing(tmp_path):
             os.close(fd)
 
 
-def test_what_a_child_does_after_the_fork(tmp_path):
-    """Every lock held by then is closed without being given back, once."""
+def test_a_child_closes_inherited_locks_after_the_fork(tmp_path):
+    """Each lock is closed once, without being released."""
     path = str(tmp_path / "lock")
     lock = REAL_FILES.try_lock(path, note="x")
     before = open_descriptors()
@@ -415,8 +409,8 @@ def test_what_a_child_does_after_the_fork(tmp_path):
     assert not list(real_files._held)
 
 
-def test_a_dropped_lock_is_reported_and_free(tmp_path):
-    """A lock that nobody references holds nothing."""
+def test_a_garbage_collected_lock_is_reported_and_free(tmp_path):
+    """A lock without references is released."""
     path = str(tmp_path / "lock")
     lock = REAL_FILES.try_lock(path, note="x")
     with pytest.warns(ResourceWarning, match="never released"):
@@ -427,8 +421,8 @@ def test_a_dropped_lock_is_reported_and_free(tmp_path):
     again.release()
 
 
-def test_a_lock_file_that_is_always_replaced_is_given_up(tmp_path, monkeypatch):
-    """The number of tries is bounded."""
+def test_attempts_for_a_replaced_lock_file_are_limited(tmp_path, monkeypatch):
+    """A lock file that is replaced again and again raises an error."""
     monkeypatch.setattr(REAL_FILES, "_still_named", lambda fd, path: False)
     before = open_descriptors()
     with pytest.raises(OSError) as caught:
@@ -439,7 +433,7 @@ def test_a_lock_file_that_is_always_replaced_is_given_up(tmp_path, monkeypatch):
 
 
 def test_a_lock_removed_at_the_wrong_moment_is_taken_again(tmp_path, monkeypatch):
-    """The file was unlinked between the open and the lock: the second try locks the new one."""
+    """The file was removed between open and lock: the second attempt locks the new one."""
     path = str(tmp_path / "lock")
     platform = Transcript()
     locked = []
@@ -460,7 +454,7 @@ def test_a_lock_removed_at_the_wrong_moment_is_taken_again(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("step", ["lock", "pwrite"])
 def test_a_lock_that_fails_leaves_nothing_held(tmp_path, monkeypatch, step):
-    """ENOLCK and ENOSPC go up with the path; the descriptor is closed."""
+    """ENOLCK and ENOSPC are raised with the path; the descriptor is closed."""
     path = str(tmp_path / "lock")
     platform = Transcript()
 

@@ -1,4 +1,4 @@
-"""Directories whose files are nobody's any more: what goes, what stays, and what is an error all the same."""
+"""Removing a directory and its files: what is removed, what stays, and which errors are raised."""
 
 import errno
 
@@ -16,16 +16,16 @@ def made(*names):
     return fs
 
 
-def test_a_directory_and_its_files_go():
-    """One that is gone already is fine."""
+def test_a_directory_and_its_files_are_removed():
+    """A missing directory is ignored."""
     fs = made("a", "b")
     for _ in range(2):
         remove_files_below(fs, "/d/part")
         assert fs.list_dir("/d") == []
 
 
-def test_what_has_something_in_it_stays():
-    """Somebody may write there again."""
+def test_a_directory_that_is_not_empty_stays():
+    """Another process may be writing there."""
     fs = made("a")
     remove_if_empty(fs, "/d/part")
     assert fs.list_dir("/d/part") == ["a"]
@@ -38,7 +38,7 @@ class _Failing(CrashFileSystem):
         raise OSError(errno.EIO, "the disk failed", path)
 
 
-def test_any_other_refusal_is_told():
-    """A disk that fails is no directory that is in use."""
+def test_any_other_error_is_raised():
+    """A failing disk does not mean that the directory is in use."""
     with pytest.raises(OSError, match="the disk failed"):
         remove_if_empty(_Failing(), "/d")

@@ -1,4 +1,4 @@
-"""Batches that many stage and one takes over: names, notes, and what is removed."""
+"""Batches that many tasks stage and one owner imports: names, notes, and removal."""
 
 import pytest
 
@@ -29,13 +29,13 @@ def with_checksum(line):
 
 
 def test_golden_note():
-    """What other programs may rely on."""
+    """Other programs may rely on these bytes."""
     assert with_checksum(b'{"batch": 3}') == NOTE
     assert decode_note(NOTE) == Frame({"batch": 3}, len(NOTE))
 
 
-def test_notes_are_whole_or_not_at_all():
-    """Cut at every byte, with every byte flipped, with something behind, and with what is no note at all."""
+def test_notes_are_complete_or_damaged():
+    """Truncated at every byte, with every byte flipped, with trailing junk, and other data than a note."""
     for end in range(len(NOTE)):
         assert isinstance(decode_note(NOTE[:end]), NeedMore)
     for at in range(len(NOTE)):
@@ -45,7 +45,7 @@ def test_notes_are_whole_or_not_at_all():
 
 
 def test_names():
-    """Made and parsed; what this code would not make is somebody else's."""
+    """Built and parsed; names that this code would not build belong to other programs."""
     assert [parse_note_name(make(7)) for make in (commit_name, begun_name, done_name)] == [
         (7, "commit"),
         (7, "begun"),
@@ -61,7 +61,7 @@ def test_names():
 
 @pytest.fixture
 def directory(tmp_path):
-    """A writer with batches 0 to 2, of which 1 was taken over, and what they staged."""
+    """A writer with batches 0 to 2, of which batch 1 was imported, and their staged files."""
     found = tmp_path / "incoming" / "query"
     for batch in range(3):
         (found / part_directory(batch, 0, "a")).mkdir(parents=True)
@@ -72,8 +72,8 @@ def directory(tmp_path):
     return found
 
 
-def test_what_was_taken_goes(directory):
-    """All but its last note, what is still to come, and what is somebody else's."""
+def test_imported_batches_are_removed(directory):
+    """Except for the last note, later batches, and files of other programs."""
     assert last_batch(REAL_FILES, str(directory)) == 2
     remove_taken(REAL_FILES, str(directory), 1)
     left = {commit_name(2), begun_name(2), done_name(1), part_directory(2, 0, "a"), "strange"}
@@ -82,8 +82,8 @@ def test_what_was_taken_goes(directory):
     assert {one.name for one in directory.iterdir()} == left
 
 
-def test_of_a_writer_that_writes_once_nothing_stays(directory):
-    """Unless somebody else's file is there."""
+def test_nothing_is_left_of_a_writer_that_writes_once(directory):
+    """Unless its directory has a file of another program."""
     once = directory.with_name("job-1")
     once.mkdir()
     (once / done_name(0)).write_bytes(NOTE)
@@ -91,16 +91,16 @@ def test_of_a_writer_that_writes_once_nothing_stays(directory):
     assert not once.exists()
 
 
-def test_nobody_has_staged_anything(tmp_path):
-    """No directory, or a file in its place, holds no batch."""
+def test_a_missing_directory_has_no_batches(tmp_path):
+    """The same applies to a file in its place."""
     (tmp_path / "file").write_bytes(b"")
     for name in ("none", "file"):
         assert names_in(REAL_FILES, str(tmp_path / name)) == []
         assert last_batch(REAL_FILES, str(tmp_path / name)) == -1
 
 
-def test_only_staging_is_removed(directory):
-    """A name that is none of a staging directory is left alone."""
+def test_only_staging_directories_are_removed(directory):
+    """Other names stay."""
     remove_staged(REAL_FILES, str(directory), ["strange", "..", part_directory(0, 0, "a")])
     assert (directory / "strange").exists()
     assert not (directory / part_directory(0, 0, "a")).exists()
