@@ -108,9 +108,7 @@ def encode_progress(progress: Progress, *, profile: Literal["spec", "otap"]) -> 
     for seq, entry in sorted(progress.entries.items()):
         words = _words(entry.bundle_count)
         is_readable = words <= BITMAP_WORDS_MAX and not entry.bitmap >> entry.bundle_count
-        invariant(
-            is_readable, f"a progress file has one bit for each bundle of a segment ({seq})"
-        )
+        invariant(is_readable, f"a progress file has one bit for each bundle of a segment ({seq})")
         parts.append(PROGRESS_ENTRY.pack(seq, entry.bundle_count, words))
         parts.append(entry.bitmap.to_bytes(words * _WORD_BYTES, "little"))
     body = b"".join(parts)
