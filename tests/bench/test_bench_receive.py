@@ -1,4 +1,4 @@
-"""The benchmarks of decoding and receiving run to their end on tiny sizes, and show every contender."""
+"""The benchmarks of decoding and receiving complete with tiny sizes, and show every contender."""
 
 import pytest
 from test_bench_scripts import ROOT, column, run
@@ -7,15 +7,15 @@ pytestmark = pytest.mark.slow
 COLLECTOR = ROOT / "build" / "bin" / "otelcol-rival"
 
 
-def test_decode_shows_objects_beside_columns(tmp_path):
-    """Views from requests and from tables, tables from requests, and the parser that makes nothing of them."""
+def test_decode_shows_objects_and_columns(tmp_path):
+    """Views from requests and from tables, tables from requests, and the parser alone."""
     ways = column(run("decode.py", tmp_path / "page.md"), 1)
     assert ways[0] == "parser alone"
     assert {"view, whole columns", "view, from OTAP tables", "view, objects", "tables, whole columns"} <= set(ways)
 
 
 def test_receive_shows_every_receiver_in_both_figures(tmp_path):
-    """The Collector is among them where it was built."""
+    """Including the Collector, if it was built."""
     text = run("receive.py", tmp_path / "page.md")
     expected = ["pass-through", "convert_to_arrow", "OTAP"]
     if COLLECTOR.exists():

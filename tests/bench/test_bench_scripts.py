@@ -1,4 +1,4 @@
-"""The benchmark scripts run to their end on tiny sizes, and say what they were asked."""
+"""The benchmark scripts complete with tiny sizes, and print every row."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def column(text: str, number: int) -> list[str]:
 
 
 def test_ingest_shows_all_contenders(tmp_path):
-    """Each setting shows the store, the bare log, and the three that people would take instead."""
+    """Each setting shows the store, the log alone, and three alternatives."""
     text = run("ingest.py", tmp_path / "page.md", "--rows", "100")
 
     assert {"Quiver", "bare log", "LMDB", "RocksDB", "SQLite queue"} <= set(column(text, 3))
 
 
 def test_overhead_shows_the_buffer_on_and_off(tmp_path):
-    """In both figures, beside a proxy that keeps nothing."""
+    """In both figures, next to a proxy that stores nothing."""
     text = run("overhead.py", tmp_path / "page.md")
 
     assert column(text, 2) == ["off", "on", "proxy"] * 2
@@ -54,7 +54,7 @@ def test_forward_shows_every_size_of_requests(tmp_path):
 
 
 def test_engines_shows_every_row(tmp_path):
-    """Three modes, delivery, replay, sealing and reopening, for each engine that is there."""
+    """Three modes, delivery, replay, sealing and reopening, for each installed engine."""
     text = run("engines.py", tmp_path / "page.md", "--rows", "10")
 
     what = set(column(text, 1))
@@ -65,8 +65,8 @@ def test_engines_shows_every_row(tmp_path):
 @pytest.mark.parametrize(
     "goals", [["P1", "P2", "P3", "P4", "P5"], ["P6", "P7", "P8", "P9"], ["P10", "P11", "P12", "P14"]]
 )
-def test_goals_shows_the_store_beside_its_floor(tmp_path, goals):
-    """Every goal has a row of the store and a row of its floor, which is 1.00."""
+def test_goals_shows_the_store_next_to_its_lower_bound(tmp_path, goals):
+    """Every goal has a row of the store and a row of its lower bound, which is 1.00."""
     text = run("goals.py", tmp_path / "page.md", "--goals", *goals)
 
     assert set(column(text, 1)) == set(goals)
@@ -83,7 +83,7 @@ def test_startup_shows_every_case(tmp_path):
 
 @pytest.mark.spark
 def test_pipeline_shows_stages_and_latencies(tmp_path):
-    """Each stage and latency beside Spark's own file source, which is 1.00."""
+    """Each stage and latency next to Spark's own file source, which is 1.00."""
     text = run("pipeline.py", tmp_path / "page.md")
     assert set(column(text, 2)) == {"taken in", "to Parquet", "end to end", "p50", "p95"}
     assert {"Quiver", "Quiver, small segments", "Spark's file source"} == set(column(text, 3))

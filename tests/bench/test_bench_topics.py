@@ -1,4 +1,4 @@
-"""The benchmark of topics runs to its end on tiny sizes, and shows what it was asked for."""
+"""The benchmark of topics completes with tiny sizes, and shows the requested rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 def test_topics_shows_every_setting(tmp_path):
-    """Reading, following and many topics, each beside its floor."""
+    """Reading, following and many topics, each next to its lower bound."""
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n<!-- topics -->\nold\n<!-- end topics -->\n")
     script = ROOT / "bench" / "topics.py"

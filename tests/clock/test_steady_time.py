@@ -13,7 +13,7 @@ STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
 
 @STEPS_S
 def test_steady_time_does_not_step(step_s: int) -> None:
-    """It passes as before, and says by how much the wall clock differs."""
+    """It continues, and reports the difference to the wall clock."""
     clock = ManualClock()
     time = SteadyTime(clock)
     began_ns = time.now_ns()
@@ -24,8 +24,8 @@ def test_steady_time_does_not_step(step_s: int) -> None:
     assert SteadyTime(clock, time.zero_ns).now_ns() == time.now_ns()
 
 
-def test_drift_is_no_step() -> None:
-    """Two clocks never agree to the last digit."""
+def test_drift_is_not_a_step() -> None:
+    """Two clocks never agree exactly."""
     clock = ManualClock()
     time = SteadyTime(clock)
     clock.step_wall(0.9)
@@ -34,7 +34,7 @@ def test_drift_is_no_step() -> None:
 
 @STEPS_S
 def test_known_things_do_not_age_by_a_step(step_s: int) -> None:
-    """What was there at first is as old as the wall clock said then."""
+    """Objects that exist at first have the age that the wall clock gives then."""
     clock = ManualClock()
     clock.advance(1000)
     ages: Ages[str] = Ages(clock)
@@ -46,8 +46,8 @@ def test_known_things_do_not_age_by_a_step(step_s: int) -> None:
 
 
 @STEPS_S
-def test_new_things_are_not_older_than_the_last_look(step_s: int) -> None:
-    """Whether they were stamped before the step or after it."""
+def test_new_things_are_not_older_than_the_last_check(step_s: int) -> None:
+    """With a timestamp from before the step or after it."""
     clock = ManualClock()
     ages: Ages[str] = Ages(clock)
     assert ages.born_s({}) == {}
@@ -61,7 +61,7 @@ def test_new_things_are_not_older_than_the_last_look(step_s: int) -> None:
 
 
 def test_missing_things_are_forgotten() -> None:
-    """A name may be used again."""
+    """A name may be reused."""
     clock = ManualClock()
     ages: Ages[str] = Ages(clock)
     ages.born_s({"a": clock.now_ns()})

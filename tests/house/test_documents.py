@@ -1,4 +1,4 @@
-"""What the pages tell people to type is true."""
+"""Code, options and names in the pages are correct."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
-    """The Python of a page runs from top to bottom; what starts Spark is only compiled."""
+    """The Python of a page runs from top to bottom; code that starts Spark is only compiled."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for number, source in enumerate(blocks(page, "python")):
@@ -59,7 +59,7 @@ def test_options_of_the_howto_exist():
 
 
 def test_extras_of_the_pages_exist():
-    """Every extra that a page tells people to install is in pyproject.toml."""
+    """Every extra that a page names is in pyproject.toml."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {
         name
@@ -85,7 +85,7 @@ def test_targets_of_the_pages_exist():
 
 
 def test_files_of_the_architecture_exist():
-    """Every file that ARCHITECTURE.md names is there."""
+    """Every file that ARCHITECTURE.md names exists."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text))
     everything = {
@@ -100,7 +100,7 @@ def test_files_of_the_architecture_exist():
 
 
 def test_functions_of_the_architecture_exist():
-    """Every function that ARCHITECTURE.md names behind its file is in that file."""
+    """Every function that ARCHITECTURE.md names after a file is in that file."""
     pairs = re.findall(r"`([a-z_/]+\.py)`: `(\w+)`", (ROOT / "ARCHITECTURE.md").read_text())
 
     assert len(pairs) > 5

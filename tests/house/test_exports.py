@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("aiohttp", "awscrt", "grpc", "obstore", "opentelemetry", "pandas", "pydantic", "pyspark", "rich", "typer")
 
 
-def test_all_is_small_sorted_and_true():
-    """`quiver.__all__` has at most 26 names: constants, classes, functions; each of them is there."""
+def test_all_is_small_sorted_and_valid():
+    """`quiver.__all__` has at most 26 names: constants, classes, functions; each of them exists."""
     assert len(quiver.__all__) <= 26
     assert list(quiver.__all__) == sorted(
         quiver.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name)
@@ -33,7 +33,7 @@ def test_all_is_small_sorted_and_true():
     assert [name for name in quiver.__all__ if not hasattr(quiver, name)] == []
 
 
-def test_promised_names_are_public():
+def test_documented_names_are_public():
     """The names that programs type are in `quiver.__all__`."""
     promised = {"Adapter", "Bundle", "BundleHandle", "BundleReceipt", "BundleRef", "QuiverError", "Settings", "Store"}
 
@@ -97,19 +97,19 @@ def test_threads_may_import_for_the_first_time_together():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", TOGETHER, ids=" ".join)
-def test_threads_may_import_for_the_first_time_together_again_and_again(names):
+def test_threads_may_import_for_the_first_time_together_repeatedly(names):
     first_imports(names, 60)
 
 
 @pytest.mark.parametrize("name", ["", "aof", "metadata", "objects", "otap", "otel", "qwp", "spark", "topics"])
-def test_names_that_are_imported_when_used_are_those_that_type_checkers_see(name):
-    """And `dir` has them, `import *` takes them, and no other name is found."""
+def test_lazy_names_are_those_that_type_checkers_see(name):
+    """`dir` has them, `import *` imports them, and other names raise AttributeError."""
     package = import_module(f"quiver.{name}".rstrip("."))
     source = Path(str(package.__file__)).read_text()
     (block,) = (node for node in ast.parse(source).body if isinstance(node, ast.If))
     seen = {alias.asname or alias.name for node in block.body for alias in node.names}
     assert seen == set(package.__all__)
-    # A module of the same name would take its place as soon as somebody imports it.
+    # A module of the same name would replace it as soon as the module is imported.
     assert not [one for one in seen if Path(str(package.__file__)).with_name(f"{one}.py").exists()]
     assert set(package.__all__) <= set(dir(package))
     for one in package.__all__:
@@ -126,7 +126,7 @@ def test_modules_of_a_package_are_found_by_their_names():
 
 
 def test_marked_as_typed():
-    """Type checkers are told that the package has types."""
+    """The package declares to type checkers that it has types."""
     assert files("quiver").joinpath("py.typed").is_file()
 
 
@@ -152,7 +152,7 @@ def test_public_types_serve_a_caller():
     (subscriber, "ShardedSubscriber", "MultiCoreSubscriber"),
 ])  # fmt: skip
 def test_former_names_still_work(owner, former, today):
-    """With a warning that names the new one; `except` clauses of existing programs catch what they caught."""
+    """With a warning that names the new one; `except` clauses of existing programs catch the same errors."""
     with pytest.warns(DeprecationWarning, match=f"{former} is now .*{today}"):
         assert getattr(owner, former) is getattr(owner, today)
 

@@ -1,4 +1,4 @@
-"""The repository keeps its own rules, and each rule fires on what breaks it."""
+"""The repository follows its own rules, and each rule finds code that breaks it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG_FUNCTION = "def f():\n" + "\n".join(f"    x{n} = {n}" for n in range(70)) +
 
 
 def sentences(path: str, source: str) -> str:
-    """What every one-file rule says about *source* at *path*, as one text."""
+    """Return the findings of all one-file rules about *source* at *path*, as one text."""
     return "\n".join(map(str, tidy.check_module(tidy.Module(path, source))))
 
 
@@ -77,7 +77,7 @@ def test_repository_keeps_its_rules():
     ],
 )
 def test_rule_fires(path, source, sentence):
-    """A file that breaks a rule is found, and told what to do."""
+    """A file that breaks a rule is found, with the remedy."""
     assert sentence in sentences(f"src/quiver/{path}", source)
 
 
@@ -98,8 +98,8 @@ def test_rule_fires(path, source, sentence):
         ("spark/store/read_partition.py", "def f():\n    import pyspark\n"),
     ],
 )
-def test_rule_leaves_alone(path, source):
-    """What a rule permits is not found."""
+def test_rule_permits(path, source):
+    """Code that a rule permits is not found."""
     assert sentences(f"src/quiver/{path}", source) == ""
 
 
@@ -118,7 +118,7 @@ def test_rule_leaves_alone(path, source):
     ],
 )
 def test_text_rule_fires(text, sentence):
-    """The words that stay out are found with their line, whatever the file."""
+    """Forbidden words are found with their line, in any file."""
     (finding,) = tidy.text_rules("requirements.lock", f"first line\n{text}\n")
 
     assert finding.line == 2
@@ -126,8 +126,8 @@ def test_text_rule_fires(text, sentence):
 
 
 @pytest.mark.parametrize("text", ["framework/main", "https://example.com/wo" + "rk/x", "a mastodon"])
-def test_text_rule_leaves_alone(text):
-    """Words that only look alike are not found."""
+def test_text_rule_permits(text):
+    """Similar words are not found."""
     assert list(tidy.text_rules("a.txt", text)) == []
 
 
@@ -160,8 +160,8 @@ def test_format_and_page_belong_together():
     } == set(map(str, found))
 
 
-def test_link_that_leads_nowhere_is_found():
-    """A relative link must lead to a file or a folder; links to the world are not followed."""
+def test_broken_link_is_found():
+    """A relative link must lead to a file or a folder; external links are not followed."""
     found = tidy.link_rules(
         {
             "README.md": "# R\n[a](docs/a.md) [b](docs/) [c](https://example.com/) [d](#part)\n[e](docs/b.md#x)\n",
@@ -173,12 +173,12 @@ def test_link_that_leads_nowhere_is_found():
 
 
 def modules(files: dict[str, str]) -> dict[str, tidy.Module]:
-    """The modules of a make-believe tree."""
+    """The modules of an invented tree."""
     return {path: tidy.Module(path, text) for path, text in files.items()}
 
 
-def test_worker_that_reaches_the_engine_is_found():
-    """Spark code that loads the engine through another module is found, with the way it went."""
+def test_worker_that_loads_the_engine_is_found():
+    """Spark code that loads the engine through another module is found, with the chain of imports."""
     found = tidy.worker_rules(
         modules(
             {
@@ -196,7 +196,7 @@ def test_worker_that_reaches_the_engine_is_found():
     ] == list(map(str, found))
 
 
-def test_a_reader_that_reaches_its_engine_is_found():
+def test_a_reader_that_loads_its_engine_is_found():
     found = tidy.reader_rules(
         modules(
             {
@@ -216,7 +216,7 @@ def test_a_reader_that_reaches_its_engine_is_found():
     ]
 
 
-def test_circles_are_found_that_exist_for_types_only():
+def test_circles_that_exist_only_for_types_are_found():
     tree = {
         "src/quiver/aof/__init__.py": "if TYPE_CHECKING:\n    from quiver.aof.log import Aof\n",
         "src/quiver/aof/log.py": "from quiver.aof import tail\n",
@@ -229,7 +229,7 @@ def test_circles_are_found_that_exist_for_types_only():
     assert list(tidy.coupling_rules(modules(tree), {("quiver.aof.tail", "quiver.aof.log")})) == []
 
 
-def test_a_known_circle_that_was_cut_must_leave_the_list():
+def test_a_removed_circle_must_leave_the_list():
     found = tidy.coupling_rules(modules({"src/quiver/aof/tail.py": ""}), {("quiver.aof.tail", "quiver.aof.log")})
 
     sentence = "it no longer imports quiver.aof.log: remove that from KNOWN_CIRCLES"
@@ -237,7 +237,7 @@ def test_a_known_circle_that_was_cut_must_leave_the_list():
 
 
 def test_modules_that_import_each_other_are_found():
-    """Also a package that imports its own modules; not for type checkers only, or when asked for a name."""
+    """Also a package that imports its own modules; imports for type checkers or on first use are permitted."""
     found = tidy.circle_rules(
         modules(
             {
@@ -264,8 +264,8 @@ def test_modules_that_import_each_other_are_found():
     ]
 
 
-def test_module_that_nobody_imports_is_found():
-    """A module is alive by an import, or by its name in a test or an entry point; a page does not count."""
+def test_module_without_imports_is_found():
+    """A module is used if it is imported, or named by a test or an entry point; a page does not count."""
     files = {
         "src/quiver/store/wal/scan.py": "from quiver.store.wal import replay\n",
         "src/quiver/store/wal/replay.py": "",
@@ -282,8 +282,8 @@ def test_module_that_nobody_imports_is_found():
     assert [finding.path for finding in found] == ["src/quiver/cli/stats/commands.py"]
 
 
-def test_reads_what_git_would_track(tmp_path: Path):
-    """Ignored files are left out, untracked ones are read, large ones are found."""
+def test_files_are_those_that_git_would_track(tmp_path: Path):
+    """Ignored files are skipped, untracked ones are read, large ones are found."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / ".gitignore").write_text("dist/\n")
     (tmp_path / "dist").mkdir()
@@ -299,7 +299,7 @@ def test_reads_what_git_would_track(tmp_path: Path):
 
 
 def test_two_test_modules_of_one_name_are_found():
-    """Pytest would collect neither of them in good order."""
+    """Pytest can collect only one of them."""
     found = tidy.test_name_rules(
         {"tests/a/test_x.py": "", "tests/b/test_x.py": "", "tests/b/rig.py": "", "tests/rig.py": ""}
     )

@@ -1,8 +1,8 @@
 """
-The built wheel, installed alone, is whole.
+The built wheel, installed alone, is complete.
 
-The empty environment holds the wheel and exactly the packages its own metadata asks for, linked from the
-environment that runs the tests: no network, and nothing that the metadata forgot.
+The environment has the wheel and exactly the packages that its metadata requires, linked from the environment that
+runs the tests: without a network, and without packages that the metadata omits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ print([name for name in ("typer", "pydantic", "pyspark", "grpc", "pandas") if na
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run *command* with nothing of this environment but PATH."""
+    """Run *command* with only PATH from this environment."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(cwd)}
     return subprocess.run(
         list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -46,7 +46,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def base_requirements(wheel: Path) -> list[str]:
-    """The packages the wheel needs without any extra, by its own metadata."""
+    """The packages that the wheel's metadata requires without any extra."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()
@@ -59,7 +59,7 @@ def base_requirements(wheel: Path) -> list[str]:
 
 
 def link(package: str, target: Path) -> None:
-    """Link the files of an installed package, and of what it needs itself, into *target*."""
+    """Link the files of an installed package and of its dependencies into *target*."""
     installed = importlib.metadata.distribution(package)
     for top in sorted({file.parts[0] for file in installed.files or () if file.parts[0] not in {"..", "__pycache__"}}):
         if not (target / top).exists():
@@ -82,7 +82,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory) -> Path:
-    """An environment with the wheel and what it asks for, and nothing else."""
+    """An environment with only the wheel and its dependencies."""
     path = tmp_path_factory.mktemp("environment") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True, timeout=120)
     python = path / "bin" / "python"
@@ -103,14 +103,14 @@ def test_wheel_ingests_and_reads_back(environment, tmp_path):
 
 
 def test_wheel_is_not_the_source_tree(environment, tmp_path):
-    """What the environment imports is the installed wheel."""
+    """The environment imports the installed wheel."""
     done = run(environment / "bin" / "python", "-c", "import quiver; print(quiver.__file__)", cwd=tmp_path)
 
     assert done.stdout.startswith(str(environment))
 
 
 @pytest.mark.parametrize("arguments", [[], ["run", "pipeline.yaml"], ["--help"]])
-def test_command_without_its_extra_says_what_to_install(environment, tmp_path, arguments):
+def test_command_without_its_extra_names_the_extra(environment, tmp_path, arguments):
     """`quiver` without typer prints one sentence that names the extra, and fails."""
     done = run(environment / "bin" / "quiver", *arguments, cwd=tmp_path)
 
@@ -120,7 +120,7 @@ def test_command_without_its_extra_says_what_to_install(environment, tmp_path, a
     assert "arrow-quiver[cli]" in done.stderr
 
 
-def test_wheel_holds_what_it_should(wheel):
+def test_wheel_has_the_package_and_its_license(wheel):
     """The wheel has the license and the typing marker, and nothing but the package."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

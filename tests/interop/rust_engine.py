@@ -38,13 +38,13 @@ def _framed(bundles: Sequence[quiver.Bundle]) -> Iterator[bytes]:
 
 
 def ingest(directory: Path, bundles: Sequence[quiver.Bundle], *, end: str) -> None:
-    """Let the Rust engine take *bundles* in, each synced; *end* is `clean` or `abort`."""
+    """Ingest *bundles* with the Rust engine, each synced; *end* is `clean` or `abort`."""
     said = json.loads(_run("ingest", str(directory), end, stdin=b"".join(_framed(bundles))))
     assert said == {"bundles": len(bundles)}
 
 
 def dump(directory: Path) -> list[tuple[quiver.BundleRef, dict[int, pa.RecordBatch]]]:
-    """Everything that the Rust engine finds in *directory*, in order of delivery."""
+    """Return everything that the Rust engine finds in *directory*, in order of delivery."""
     raw = memoryview(_run("dump", str(directory)))
     found = []
     at = 0
@@ -63,6 +63,6 @@ def dump(directory: Path) -> list[tuple[quiver.BundleRef, dict[int, pa.RecordBat
 
 
 def deliver(directory: Path, subscriber: str, *, at_most: int | None = None) -> dict[str, Any]:
-    """Let *subscriber* acknowledge up to *at_most* bundles in the Rust engine: what it said of them."""
+    """Let *subscriber* acknowledge up to *at_most* bundles in the Rust engine; return its report."""
     words = [] if at_most is None else [str(at_most)]
     return json.loads(_run("deliver", str(directory), subscriber, *words))

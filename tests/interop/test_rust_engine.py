@@ -62,7 +62,7 @@ def dictionaries(number: int, key: pa.DataType) -> pa.RecordBatch:
 
 
 def bundles(count: int, start: int = 0) -> list[quiver.Bundle]:
-    """Bundles that differ in slots, schemas, and length: an empty batch among them."""
+    """Bundles that differ in slots, schemas, and length, including an empty batch."""
     made = []
     for number in range(start, start + count):
         slots: dict[int, pa.RecordBatch] = {30: plain(number)}
@@ -79,7 +79,7 @@ def bundles(count: int, start: int = 0) -> list[quiver.Bundle]:
 
 
 def values(slots: object) -> list[tuple[int, pa.Schema, list[dict[str, object]]]]:
-    """Slots as values that compare: what a reader sees, and of which types."""
+    """Return the slots as comparable values and types, as a reader sees them."""
     return [(slot, slots[slot].schema, slots[slot].to_pylist()) for slot in sorted(slots)]
 
 
@@ -107,7 +107,7 @@ def delivered_by_store(directory: Path, subscriber: str = "reader") -> list[obje
 
 
 def crash(store: quiver.Store, directory: Path) -> Path:
-    """What would be left of the running *store* if it died now: a copy of its directory."""
+    """Copy the directory of the running *store*, as it would be left if its process died now."""
     left = directory.with_name(f"{directory.name}-crashed")
     shutil.copytree(directory, left)
     store.close()
@@ -115,8 +115,8 @@ def crash(store: quiver.Store, directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("end", ["clean", "abort"])
-def test_store_reads_what_rust_wrote(tmp_path, end):
-    """All that the Rust engine took in comes out of the store, read beside it, delivered, and read again."""
+def test_the_store_reads_data_of_the_rust_engine(tmp_path, end):
+    """All its bundles are read while it runs, delivered, and read again."""
     given = bundles(40)
     rust_engine.ingest(tmp_path / "store", given, end=end)
 
@@ -125,8 +125,8 @@ def test_store_reads_what_rust_wrote(tmp_path, end):
     assert read_by_store(tmp_path / "store") == of(given)
 
 
-def test_rust_reads_what_the_store_closed(tmp_path):
-    """All that a store took in and closed comes out of the Rust engine."""
+def test_rust_reads_a_closed_store(tmp_path):
+    """The Rust engine returns all bundles of a store that was closed."""
     given = bundles(40)
     with quiver.open(tmp_path / "store", OTAP) as store:
         for bundle in given[:20]:
@@ -139,8 +139,8 @@ def test_rust_reads_what_the_store_closed(tmp_path):
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_rust_reads_what_a_crashed_store_left(tmp_path, durable):
-    """The log of a store that died is replayed by the Rust engine; with *durable* it has zeros ahead of its tail."""
+def test_rust_reads_a_crashed_store(tmp_path, durable):
+    """The Rust engine replays the log of a killed store; with *durable* it has zeros after its end."""
     given = bundles(40)
     store = quiver.open(tmp_path / "store", OTAP)
     for bundle in given[:20]:
@@ -155,8 +155,8 @@ def test_rust_reads_what_a_crashed_store_left(tmp_path, durable):
 
 
 @pytest.mark.parametrize("end", ["clean", "abort"])
-def test_the_two_take_turns(tmp_path, end):
-    """Each goes on where the other was killed or closed; nothing is lost, nothing comes twice."""
+def test_both_engines_use_one_directory_in_turn(tmp_path, end):
+    """Each continues where the other one was killed or closed; nothing is lost or repeated."""
     directory = tmp_path / "store"
     given = bundles(60)
     rust_engine.ingest(directory, given[:15], end=end)
@@ -176,8 +176,8 @@ def test_the_two_take_turns(tmp_path, end):
     assert read_by_rust(directory) == of(given)
 
 
-def test_store_goes_on_with_the_progress_of_rust(tmp_path):
-    """What a subscriber acknowledged in the Rust engine is not delivered to it by the store."""
+def test_the_store_continues_with_the_progress_of_rust(tmp_path):
+    """The store does not deliver bundles that a subscriber acknowledged in the Rust engine."""
     directory = tmp_path / "store"
     given = bundles(30)
     rust_engine.ingest(directory, given, end="clean")
@@ -187,8 +187,8 @@ def test_store_goes_on_with_the_progress_of_rust(tmp_path):
     assert delivered_by_store(directory, "other") == of(given)
 
 
-def test_rust_goes_on_with_the_progress_of_the_store(tmp_path):
-    """What a subscriber acknowledged in the store is not delivered to it by the Rust engine, out of order too."""
+def test_rust_continues_with_the_progress_of_the_store(tmp_path):
+    """The Rust engine does not deliver bundles that a subscriber acknowledged in the store, even out of order."""
     directory = tmp_path / "store"
     with quiver.open(directory, OTAP) as store:
         for bundle in bundles(30):
@@ -207,7 +207,7 @@ def test_rust_goes_on_with_the_progress_of_the_store(tmp_path):
 
 @pytest.mark.parametrize("key", [pa.uint8(), pa.int32(), pa.uint16()], ids=str)
 def test_dictionaries_keep_their_values(tmp_path, key):
-    """Dictionaries of either engine come out of the other with the same value in each row."""
+    """The other engine returns the same value in each row."""
     given = [quiver.Bundle({31: dictionaries(number, key)}, ingested_at_ns=NOW_NS) for number in range(30)]
     rust_engine.ingest(tmp_path / "rust", given, end="clean")
     with quiver.open(tmp_path / "store", OTAP) as store:
@@ -220,26 +220,26 @@ def test_dictionaries_keep_their_values(tmp_path, key):
 
 
 def big(number: int) -> quiver.Bundle:
-    """Two megabytes, so that a few dozen of them fill log files and segments."""
+    """A bundle of two megabytes, so that a few dozen fill log files and segments."""
     text = pa.array([f"bundle {number} " * 100] * 1400)
     return quiver.Bundle({30: pa.record_batch({"text": text})}, ingested_at_ns=NOW_NS + number)
 
 
-def test_store_reads_the_rotated_log_of_rust(tmp_path):
-    """The Rust engine dies with log files retired and some of them gone: the store brings everything back."""
+def test_the_store_reads_the_rotated_log_of_rust(tmp_path):
+    """The Rust engine dies with retired log files, some of them removed: the store recovers everything."""
     given = [big(number) for number in range(1000, 1050)]
     rust_engine.ingest(tmp_path / "store", given, end="abort")
 
     found = list(quiver.read(tmp_path / "store").bundles())
 
     active = (tmp_path / "store" / "wal" / "quiver.wal").read_bytes()
-    assert int.from_bytes(active[30:38], "little") > 0  # it begins behind a file that is gone
+    assert int.from_bytes(active[30:38], "little") > 0  # it begins after a file that was removed
     assert [ref for ref, _ in found] == sorted(ref for ref, _ in found)
     assert [bundle for _, bundle in found] == given
 
 
 def rotating_store(directory: Path, *, purged: bool) -> tuple[Path, list[quiver.Bundle]]:
-    """What a store leaves that died with retired log files, the first of them gone or not; and what it took in."""
+    """Return the directory of a killed store with retired log files, the first one removed or not, and its bundles."""
     segment_bytes = 1 << 20 if purged else 64 << 20
     settings = quiver.Settings(
         format_profile="otap", segment_open_s_max=3600, wal_rotate_bytes=64 << 10, segment_bytes_max=segment_bytes
@@ -256,7 +256,7 @@ def rotating_store(directory: Path, *, purged: bool) -> tuple[Path, list[quiver.
 
 
 def test_rust_reads_the_rotated_log_of_the_store(tmp_path):
-    """A store dies with several log files: the Rust engine brings everything back."""
+    """A store dies with several log files: the Rust engine recovers everything."""
     left, given = rotating_store(tmp_path / "store", purged=False)
 
     assert (left / "wal" / "quiver.wal.3").exists()
@@ -265,8 +265,8 @@ def test_rust_reads_the_rotated_log_of_the_store(tmp_path):
 
 def test_rust_counts_retired_files_from_zero(tmp_path):
     """
-    With the first log file gone and others retired, the Rust engine adds up those that are left, instead of reading
-    where each begins, and refuses the directory. That is its own limit; the store reads such a directory.
+    With the first log file removed and others retired, the Rust engine adds up the sizes of the others instead of
+    reading where each begins, and refuses the directory. The store reads such a directory.
     """
     left, given = rotating_store(tmp_path / "store", purged=True)
 

@@ -1,4 +1,4 @@
-"""An etcd with TLS, client certificates and users: how it is reached, and what is never printed."""
+"""An etcd with TLS, client certificates and users: access to it, and secrets that are never printed."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def opened(server: SecureEtcd, **changed):
         ({"cert_file": None, "key_file": None}, MetadataUnavailableError, "give it the options cert_file and key_file"),
     ],
 )
-def test_what_is_wrong_is_named(secure_etcd: SecureEtcd, caplog, changed, error, says):
-    """With what to do about it, and without any secret."""
+def test_errors_of_access_name_the_cause(secure_etcd: SecureEtcd, caplog, changed, error, says):
+    """With the remedy, and without any secret."""
     caplog.set_level(logging.DEBUG)
     store = opened(secure_etcd, **changed)
     with pytest.raises(error, match=says) as raised:
@@ -56,8 +56,8 @@ def test_what_is_wrong_is_named(secure_etcd: SecureEtcd, caplog, changed, error,
     store.close()
 
 
-def test_another_authority_is_not_believed(secure_etcd: SecureEtcd, tmp_path):
-    """A server that another one signed is asked nothing, and told no password."""
+def test_another_certificate_authority_is_not_trusted(secure_etcd: SecureEtcd, tmp_path):
+    """A server with its certificate gets no requests and no password."""
     store = opened(secure_etcd, ca_file=str(Authority(tmp_path, "others").cert))
     with pytest.raises(MetadataUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
         store.get("/test/k")
@@ -65,7 +65,7 @@ def test_another_authority_is_not_believed(secure_etcd: SecureEtcd, tmp_path):
 
 
 def test_a_certificate_with_a_common_name(secure_etcd: SecureEtcd):
-    """The JSON gateway takes none where users are checked: the error says which one it takes."""
+    """The JSON gateway accepts none if users are checked: the error names one that it accepts."""
     cert, key = secure_etcd.authority.issue("named")
     store = opened(secure_etcd, cert_file=str(cert), key_file=str(key))
     with pytest.raises(AccessDeniedError, match="without a common name"):
@@ -73,8 +73,8 @@ def test_a_certificate_with_a_common_name(secure_etcd: SecureEtcd):
     store.close()
 
 
-def test_keys_that_the_user_may_not_see(secure_etcd: SecureEtcd):
-    """Reading and writing them is refused; the user's own keys are not."""
+def test_keys_without_permission(secure_etcd: SecureEtcd):
+    """Reading and writing them is refused; the user's own keys work."""
     store = opened(secure_etcd)
     for call in (lambda: store.get("/other"), lambda: store.commit({"/other": b"v"})):
         with pytest.raises(AccessDeniedError, match="permission denied.*this user needs"):
@@ -83,8 +83,8 @@ def test_keys_that_the_user_may_not_see(secure_etcd: SecureEtcd):
     store.close()
 
 
-def test_a_server_that_was_started_again(secure_etcd: SecureEtcd):
-    """It has forgotten its tokens: a new one is asked for, and nobody notices."""
+def test_a_restarted_server(secure_etcd: SecureEtcd):
+    """It has forgotten its tokens: a new one is requested, and the call succeeds."""
     store = opened(secure_etcd)
     revision = store.commit({"/test/again": b"1"})
     secure_etcd.restart()
@@ -94,7 +94,7 @@ def test_a_server_that_was_started_again(secure_etcd: SecureEtcd):
 
 
 def test_users_that_change(secure_etcd: SecureEtcd):
-    """Every change invalidates tokens of others: that is no reason to stop. A changed password is."""
+    """Every change invalidates other users' tokens, which is not an error. A changed password is one."""
     store = opened(secure_etcd)
     assert store.get("/test/none") is None
     user, password = secure_etcd.options["user"], secure_etcd.options["password"]
@@ -112,7 +112,7 @@ def test_users_that_change(secure_etcd: SecureEtcd):
 
 
 def test_certificates_that_are_renewed(secure_etcd: SecureEtcd, tmp_path):
-    """An expired one is refused; the one that replaces it in its file is taken without opening the store again."""
+    """An expired one is refused; its replacement in the same file is used without reopening the store."""
     cert, key = (tmp_path / name for name in ("client.pem", "client.key"))
     install(secure_etcd.authority.issue("expired", subject="/O=quiver", days=-1), (cert, key))
     store = opened(secure_etcd, cert_file=str(cert), key_file=str(key))
@@ -126,7 +126,7 @@ def test_certificates_that_are_renewed(secure_etcd: SecureEtcd, tmp_path):
 
 
 def test_topics_on_it(secure_etcd: SecureEtcd, tmp_path):
-    """As the broker's file says it: appended, uploaded, handed over."""
+    """With the location in the broker's file: append, upload, handover."""
     metadata = {"endpoint": secure_etcd.url, "namespace": "/test/topics", **secure_etcd.options}
     settings = {
         "storage": {
@@ -144,7 +144,7 @@ def test_topics_on_it(secure_etcd: SecureEtcd, tmp_path):
 
 
 def test_every_topic_command(secure_etcd: SecureEtcd, tmp_path, monkeypatch):
-    """Each takes the options of the etcd, with the password from the environment."""
+    """Each accepts the options of the etcd, with the password from the environment."""
     monkeypatch.setenv("ETCD_PASSWORD", secure_etcd.options["password"])
     options = {**secure_etcd.options, "password": "${ETCD_PASSWORD}"}
     words = [word for key, value in options.items() for word in ("--metadata-option", f"{key}={value}")]
@@ -170,7 +170,7 @@ def test_every_topic_command(secure_etcd: SecureEtcd, tmp_path, monkeypatch):
 
 
 class Gateway:
-    """An HTTP client that answers what the test says, and remembers what it was asked."""
+    """An HTTP client that returns prepared answers, and records the requests."""
 
     def __init__(self, *answers):
         self.answers, self.asked = list(answers), []
@@ -193,8 +193,8 @@ def etcd_with(*answers):
     return store, store._client.asked
 
 
-def test_a_token_is_asked_for_once():
-    """Then it goes with every request; one that is not taken any more is replaced, once."""
+def test_a_token_is_requested_once():
+    """Every request sends it; a token that is refused is replaced, once."""
     store, asked = etcd_with(
         (200, '{"token": "t1"}'), (200, EMPTY), (200, EMPTY), (401, "invalid auth token"),
         (200, '{"token": "t2"}'), (200, EMPTY),
@@ -209,7 +209,7 @@ def test_a_token_is_asked_for_once():
 
 
 @pytest.mark.parametrize("refusal", [(401, "invalid auth token"), (400, "revision of auth store is old")])
-def test_a_server_that_takes_no_token_is_not_asked_for_ever(refusal):
+def test_attempts_with_refused_tokens_are_limited(refusal):
     """One new token for each call."""
     store, asked = etcd_with((200, '{"token": "t1"}'), refusal, (200, '{"token": "t2"}'), refusal)
     with pytest.raises((AccessDeniedError, MetadataUnavailableError)):
@@ -218,7 +218,7 @@ def test_a_server_that_takes_no_token_is_not_asked_for_ever(refusal):
 
 
 def test_an_etcd_that_checks_no_users_yet():
-    """It is used without a token; when it begins to check, one is asked for."""
+    """It is used without a token; when it begins to check users, one is requested."""
     store, asked = etcd_with(
         (400, '{"code":9, "message":"etcdserver: authentication is not enabled"}'), (200, EMPTY), (200, EMPTY),
         (400, '{"code":3, "message":"etcdserver: user name is empty"}'), (200, '{"token": "t"}'), (200, EMPTY),
@@ -237,8 +237,8 @@ def test_an_etcd_that_checks_no_users_yet():
         [(200, '{"token": "hush-token"}'), (502, "Authorization: hush-token")],
     ],
 )
-def test_a_proxy_that_repeats_what_it_was_sent(answers):
-    """Neither password nor token gets into an error, or into what it came from."""
+def test_a_proxy_that_repeats_its_request(answers):
+    """Neither password nor token is in an error or its cause."""
     store, _ = etcd_with(*answers)
     with pytest.raises((MetadataUnavailableError, AccessDeniedError)) as raised:
         store.get("k")
@@ -265,14 +265,14 @@ def test_a_proxy_that_repeats_what_it_was_sent(answers):
     ],
 )
 def test_wrong_options_are_refused(given, says):
-    """In words, and without a secret."""
+    """With an explanation, and without a secret."""
     with pytest.raises(SettingsError, match=says) as raised:
         MetadataLocation.of(given)
     assert PASSWORD not in "".join(traceback.format_exception(raised.value))
 
 
-def test_certificate_files_are_looked_at_when_it_is_opened(tmp_path):
-    """Not with the first request, which may be days later."""
+def test_certificate_files_are_checked_at_open(tmp_path):
+    """The first request may be days later."""
     (tmp_path / "text").write_text("no certificate")
     pytest.importorskip("httpx")
     for path, says in ((tmp_path / "none", "cannot read"), (tmp_path / "text", "has no certificates")):
@@ -280,8 +280,8 @@ def test_certificate_files_are_looked_at_when_it_is_opened(tmp_path):
             open_metadata({"endpoint": "etcds://h:1", "ca_file": str(path)})
 
 
-def test_a_certificate_file_that_is_none_is_named(tmp_path):
-    """A pipe was waited for, a device would have been read for ever; a link to a file is followed."""
+def test_an_invalid_certificate_file_is_named(tmp_path):
+    """Opening a pipe waited, and a device would be read forever; a link to a file is followed."""
     pytest.importorskip("httpx")
     authority = Authority(tmp_path, "ca")
     cert, key = authority.issue("client", subject="/O=quiver")
@@ -301,7 +301,7 @@ def test_a_certificate_file_that_is_none_is_named(tmp_path):
             open_metadata({**options, **changed})
 
 
-def test_a_location_travels_and_shows_no_secret():
+def test_a_location_is_pickled_without_showing_secrets():
     """Spark workers get it pickled; as an option it is JSON."""
     text = json.dumps({"endpoint": "etcd://h:1", "user": "u", "password": PASSWORD})
     location = MetadataLocation.of(text)

@@ -1,4 +1,4 @@
-"""Every metadata store keeps the contract: a dictionary, a file, and a real etcd."""
+"""Every metadata store fulfils the contract: a dictionary, a file, and a real etcd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TestMemory(MetadataContract):
 
 
 class TestWrapped(MetadataContract):
-    """The fault wrapper changes nothing where nothing fails."""
+    """The fault wrapper changes nothing if no call fails."""
 
     @pytest.fixture
     def store(self) -> MetadataStore:
@@ -40,7 +40,7 @@ class TestSqlite(MetadataContract):
 
 
 class TestEtcd(MetadataContract):
-    """Part of the default suite where an etcd is found."""
+    """Part of the default suite if an etcd is found."""
 
     @pytest.fixture
     def store(self, etcd_server: str):
@@ -50,7 +50,7 @@ class TestEtcd(MetadataContract):
 
 
 class TestSecureEtcd(MetadataContract):
-    """An etcd with TLS, client certificates and users, where an etcd is found."""
+    """An etcd with TLS, client certificates and users, if an etcd is found."""
 
     @pytest.fixture
     def store(self, secure_etcd: SecureEtcd):
@@ -61,8 +61,8 @@ class TestSecureEtcd(MetadataContract):
 
 @pytest.mark.etcd
 class TestBuiltEtcd(TestEtcd):
-    """The same, where an etcd must be there."""
+    """The same if an etcd is required."""
 
-    def test_there_is_one(self):
-        """`make test-etcd` builds it: a lane that skips everything proves nothing."""
+    def test_an_etcd_is_found(self):
+        """`make test-etcd` builds it: a run that skips everything proves nothing."""
         assert etcd_binary() is not None

@@ -1,4 +1,4 @@
-"""What is particular to each metadata store: processes, outages, damage, words."""
+"""Behavior of single metadata stores: processes, outages, damage, errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ store.close()
 
 
 def test_sqlite_is_safe_across_processes(tmp_path):
-    """Two processes count up one number by compare-and-swap: every step is taken once."""
+    """Two processes increment one number by compare-and-swap: no increment is lost."""
     path = str(tmp_path / "m.db")
     store = SqliteMetadata(path)
     store.commit({"count": b"0"})
@@ -41,7 +41,7 @@ def test_sqlite_is_safe_across_processes(tmp_path):
 
 
 def test_sqlite_keeps_what_it_committed(tmp_path):
-    """Opened again, also without having been closed; revisions go on."""
+    """After reopening, even without a close; revisions continue."""
     path = str(tmp_path / "m.db")
     one = SqliteMetadata(path)
     first = one.commit({"k": b"v"})
@@ -51,11 +51,11 @@ def test_sqlite_keeps_what_it_committed(tmp_path):
     assert two.commit({"k": b"w"}) > first
     one.close()
     two.close()
-    one.close()  # twice is fine
+    one.close()  # idempotent
 
 
-def test_sqlite_that_is_locked_says_so(tmp_path):
-    """After its patience; nothing of the commit happened, and later it does."""
+def test_a_locked_sqlite_file_is_reported(tmp_path):
+    """After a time limit; the commit had no effect, and succeeds later."""
     path = str(tmp_path / "m.db")
     one, two = SqliteMetadata(path), SqliteMetadata(path, busy_s=0.01)
     one._connection.execute("BEGIN IMMEDIATE")
@@ -70,7 +70,7 @@ def test_sqlite_that_is_locked_says_so(tmp_path):
     two.close()
 
 
-def test_a_file_that_is_no_database_is_damage(tmp_path):
+def test_a_file_that_is_not_a_database_is_reported_as_corruption(tmp_path):
     """With its path; it is not replaced."""
     path = tmp_path / "m.db"
     path.write_bytes(b"this is no database, it only has the name of one" * 100)
@@ -82,14 +82,14 @@ def test_a_file_that_is_no_database_is_damage(tmp_path):
     assert path.read_bytes().startswith(b"this is no database")
 
 
-def test_a_database_that_cannot_be_made_says_so(tmp_path):
+def test_a_database_that_cannot_be_created_is_reported(tmp_path):
     """The directory is missing."""
     with pytest.raises(MetadataUnavailableError, match=r"m\.db"):
         SqliteMetadata(str(tmp_path / "none" / "m.db"))
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "etcd"])
-def test_a_closed_store_refuses(tmp_path, kind):
+def test_a_closed_store_refuses_every_call(tmp_path, kind):
     """Everything."""
     store = open_metadata(f"sqlite://{tmp_path}/m.db" if kind == "sqlite" else "etcd://127.0.0.1:9")
     store.close()
@@ -99,7 +99,7 @@ def test_a_closed_store_refuses(tmp_path, kind):
 
 
 class Answers:
-    """An HTTP client that answers what the test says, and remembers who was asked."""
+    """An HTTP client that returns prepared answers, and records the endpoints."""
 
     def __init__(self, *answers):
         self.answers, self.asked = list(answers), []
@@ -129,8 +129,8 @@ def etcd_with(*answers, endpoints=("http://a:1", "http://b:2")):
     return store, store._client
 
 
-def test_the_next_endpoint_is_asked():
-    """When one does not answer, or answers that it cannot; and it is asked first from then on."""
+def test_the_next_endpoint_is_tried():
+    """If an endpoint does not answer or fails; the next one is tried first from then on."""
     httpx = pytest.importorskip("httpx")
     store, client = etcd_with(httpx.ConnectError("refused"), (200, EMPTY), (200, EMPTY))
 
@@ -140,7 +140,7 @@ def test_the_next_endpoint_is_asked():
 
 
 def test_no_endpoint_answers():
-    """The last problem is the one that is told."""
+    """The error has the last problem."""
     store, _ = etcd_with((503, "no leader"), (500, "etcdserver: request timed out"))
 
     with pytest.raises(MetadataUnavailableError, match="b:2: 500: etcdserver: request timed out"):
@@ -160,8 +160,8 @@ def test_refused_and_garbled_answers():
     ["<html>", "[]", "{}", "7", '{"kvs": []}', '{"header": {}, "kvs": [{}]}', '{"header": {}, "kvs": [{"key": "&"}]}',
      '{"header": {}, "kvs": 7}', '{"header": {}, "kvs": [{"key": "/w==", "mod_revision": "1"}]}'],
 )  # fmt: skip
-def test_what_is_no_answer_of_an_etcd_is_not_believed(body):
-    """A proxy that answers for it must neither fence an owner nor end the thread that renews."""
+def test_an_answer_that_is_not_from_an_etcd_is_an_outage(body):
+    """A proxy that answers instead must neither fence an owner nor end the thread that renews its lease."""
     with pytest.raises(MetadataUnavailableError, match="not an etcd answer"):
         etcd_with((200, body))[0].get("k")
     with pytest.raises(MetadataUnavailableError, match="not an etcd answer"):
@@ -171,14 +171,14 @@ def test_what_is_no_answer_of_an_etcd_is_not_believed(body):
 @pytest.mark.parametrize(
     "url", ["", "etcd://", "etcd://user:pass@host:1", "etcd://host:1/path", "redis://x", "sqlite://"]
 )
-def test_what_is_no_metadata_store_is_refused(url):
-    """With what to write instead."""
+def test_an_unknown_location_is_refused(url):
+    """With valid examples."""
     with pytest.raises(SettingsError):
         open_metadata(url)
 
 
 def test_urls(tmp_path):
-    """Each scheme opens its store; an etcd is not asked yet."""
+    """Each scheme opens its store; an etcd gets no request yet."""
     sqlite = open_metadata(f"sqlite://{tmp_path}/with%20space.db")
     assert (tmp_path / "with space.db").exists()
     sqlite.close()
@@ -189,7 +189,7 @@ def test_urls(tmp_path):
 
 
 def test_the_end_of_a_prefix():
-    """The first key behind all with it; there is none behind the highest."""
+    """The first key after all keys with the prefix; the highest prefix has none."""
     assert end_of_prefix(b"a/") == b"a0"
     assert end_of_prefix(b"a\xff") == b"b"
     assert end_of_prefix(b"\xff\xff") == end_of_prefix(b"") == b""
@@ -197,7 +197,7 @@ def test_the_end_of_a_prefix():
 
 @pytest.mark.parametrize("url", ["postgres://u:passw0rd@h/db", "etcd://u:passw0rd@h:1", "etcd://h:1?token=passw0rd"])
 def test_a_url_that_is_refused_is_not_repeated(url):
-    """Somebody may have written a password into it."""
+    """It may contain a password."""
     with pytest.raises(SettingsError) as raised:
         open_metadata(url)
     assert "passw0rd" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""One owner at a time: the loser is fenced, and told so."""
+"""There is one owner at a time: a former owner is fenced and gets an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def owner_of(store, name, clock, **options):
 
 
 def test_the_first_owner_has_epoch_one():
-    """The record says who it is, in JSON."""
+    """The record names it, in JSON."""
     store, clock = MemoryMetadata(), ManualClock()
 
     mine = owner_of(store, "one", clock)
@@ -39,7 +39,7 @@ def test_the_first_owner_has_epoch_one():
 
 
 def test_a_second_owner_is_refused_while_the_first_renews():
-    """However patiently it watches."""
+    """Even if it waits for a long time."""
     store, clock = MemoryMetadata(), ManualClock()
     first = owner_of(store, "one", clock)
 
@@ -56,10 +56,10 @@ def test_a_second_owner_is_refused_while_the_first_renews():
 
 
 def test_a_dead_owner_is_replaced_after_its_time_to_live():
-    """By who has watched for that long; not by a look at a clock on the wall."""
+    """By a process that has watched for that long; the wall clock does not count."""
     store = MemoryMetadata()
     first = owner_of(store, "one", ManualClock())
-    other_clock = ManualClock(now_ns=0)  # decades behind
+    other_clock = ManualClock(now_ns=0)  # decades earlier
 
     with pytest.raises(DirectoryInUseError):
         owner_of(store, "two", other_clock, patience_s=29.0)
@@ -73,8 +73,8 @@ def test_a_dead_owner_is_replaced_after_its_time_to_live():
         first.check()
 
 
-def test_who_asks_again_and_again_has_watched_all_the_while():
-    """A supervisor that restarts nothing but the call takes over after the time to live, not never."""
+def test_repeated_calls_count_as_one_watch():
+    """A supervisor that only repeats the call takes over after the time to live."""
     store, clock, watch = MemoryMetadata(), ManualClock(), Watch()
     first = owner_of(store, "one", ManualClock())
     for _ in range(3):
@@ -92,7 +92,7 @@ def test_who_asks_again_and_again_has_watched_all_the_while():
 
 
 def test_the_former_owner_commits_nothing():
-    """Not one change goes through, whatever it believes."""
+    """None of its changes is committed."""
     store = MemoryMetadata()
     first = owner_of(store, "one", ManualClock())
     assert first.commit({"k": b"1"})
@@ -104,8 +104,8 @@ def test_the_former_owner_commits_nothing():
     assert store.get("k").value == b"1"
 
 
-def test_an_owner_stops_before_another_may_begin():
-    """Without an answer of the metadata store it goes on for its time to live, less a margin, and then refuses."""
+def test_an_owner_stops_before_another_may_take_over():
+    """Without an answer of the metadata store it continues for its time to live, less a margin, and then refuses."""
     clock = ManualClock()
     store = FaultMetadata(MemoryMetadata())
     mine = owner_of(store, "one", clock)
@@ -120,12 +120,12 @@ def test_an_owner_stops_before_another_may_begin():
         mine.check()
 
     store.is_away = False
-    mine.renew()  # nobody took it
+    mine.renew()  # no other owner took it
     mine.check()
 
 
 def test_the_same_name_takes_over_at_once():
-    """A name stands for a directory that one process at a time can hold: it was restarted."""
+    """A name identifies a directory that one process at a time can lock: the process was restarted."""
     store, clock = MemoryMetadata(), ManualClock()
     before = owner_of(store, "one", clock)
 
@@ -137,8 +137,8 @@ def test_the_same_name_takes_over_at_once():
         before.commit({"k": b"x"})
 
 
-def test_what_was_let_go_is_taken_at_once():
-    """And who let go writes nothing more."""
+def test_a_released_ownership_is_taken_at_once():
+    """The former owner writes nothing more."""
     store, clock = MemoryMetadata(), ManualClock()
     first = owner_of(store, "one", clock)
     first.release()
@@ -152,7 +152,7 @@ def test_what_was_let_go_is_taken_at_once():
 
 
 def test_a_lost_answer_does_not_cost_the_ownership():
-    """The renewal happened: the record is ours, with a revision that we had not heard of."""
+    """The renewal succeeded: the record is ours, with a revision that we did not receive."""
     clock = ManualClock()
     store = FaultMetadata(MemoryMetadata())
     mine = owner_of(store, "one", clock)
@@ -167,7 +167,7 @@ def test_a_lost_answer_does_not_cost_the_ownership():
 
 
 def test_a_condition_that_fails_is_not_a_fence():
-    """Who is still the owner hears that something else was not as expected."""
+    """The current owner learns that another condition was not met."""
     store, clock = MemoryMetadata(), ManualClock()
     mine = owner_of(store, "one", clock)
     store.commit({"k": b"v"})
@@ -177,7 +177,7 @@ def test_a_condition_that_fails_is_not_a_fence():
 
 
 def test_of_two_that_take_over_at_once_one_wins():
-    """The other sees a new record, and starts watching anew."""
+    """The other one sees a new record, and starts to watch again."""
     store, clock = MemoryMetadata(), ManualClock()
     winner = []
 
@@ -204,8 +204,8 @@ def test_of_two_that_take_over_at_once_one_wins():
         b'{"owner": "x", "epoch": -1, "ttl_s": 30, "released": false}',
     ],
 )
-def test_a_record_that_is_none_is_not_overwritten(value):
-    """It says what to do; a lease that never ends would keep everybody out for ever."""
+def test_an_invalid_record_is_not_overwritten(value):
+    """The error has the remedy; a lease that never ends would block every owner forever."""
     store = MemoryMetadata()
     store.commit({KEY: value})
     with pytest.raises(CorruptionError, match="remove this key") as raised:

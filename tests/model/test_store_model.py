@@ -1,4 +1,4 @@
-"""The store against the dullest possible model: a list of numbers, and a set of them per subscriber."""
+"""The store against a simple model: a list of numbers, and a set of numbers per subscriber."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = Settings(segment_bytes_max=1_500, wal_rotate_bytes=1_200, wal_bytes_m
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Ingest, deliver, resolve, seal, delete; close, kill and cut the power at any moment in between."""
+    """Ingest, deliver, resolve, seal, delete; close, kill and lose power at any moment in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.lost: set[int] = set()
         self.resolved: dict[str, set[int]] = {name: set() for name in NAMES}
         self.resolved_before: dict[str, set[int]] = {name: set() for name in NAMES}
-        """Resolved in a run that a crash ended: it may come again."""
+        """Resolved in a run that a crash ended: they may be delivered again."""
         self.claimed: dict[str, list[tuple[int, BundleHandle]]] = {name: [] for name in NAMES}
 
     def teardown(self) -> None:
@@ -120,7 +120,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        """Everything accepted has been resolved, now or before, unless a power cut took what was not durable."""
+        """Everything accepted is resolved, now or before, except for unsynced data that a power loss removed."""
         self.claimed = {name: [] for name in NAMES}
         self.store.seal()
         self.durable = len(self.accepted)

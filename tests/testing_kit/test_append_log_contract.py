@@ -1,4 +1,4 @@
-"""The smallest log that keeps the contract of append logs; each way to be careless is found out."""
+"""The smallest log that fulfils the contract of append logs; each careless variant of it fails."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class SmallLogContract(AppendLogContract):
 
 
 class TestSmallLog(SmallLogContract):
-    """It keeps every promise."""
+    """It fulfils every guarantee."""
 
 
 @pytest.mark.parametrize(

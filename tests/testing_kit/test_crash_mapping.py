@@ -1,4 +1,4 @@
-"""Mappings in the file system that crashes: a store is visible at once, durable after a sync, torn by the block."""
+"""Mappings in the crashing file system: a write is visible at once, durable after a sync, and torn by blocks."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def contents(fs):
 
 
 def test_a_store_is_visible_and_not_durable():
-    """Readers, other mappings and a killed process see it; a power cut takes it."""
+    """Readers, other mappings and the next process see it; a power loss removes it."""
     fs, file, mapping = mapped()
     mapping.view()[5_000:5_004] = b"data"
     assert contents(fs)[5_000:5_004] == b"data"
@@ -66,8 +66,8 @@ def test_writes_and_stores_are_one_file():
     assert contents(fs)[:4] == b"cbba"
 
 
-def test_after_a_failed_sync_only_what_is_touched_reaches_the_disk():
-    """A second sync succeeds and does nothing; writing the pages again is what helps."""
+def test_after_a_failed_sync_only_rewritten_pages_reach_the_disk():
+    """A second sync succeeds and does nothing; the pages must be written again."""
     disk = CrashFileSystem()
     fs, _, mapping = mapped(fs=FaultFileSystem(disk))
     mapping.view()[:4] = b"lost"

@@ -1,4 +1,4 @@
-"""The crash file system keeps what was synced, loses nothing else by mistake, and invents nothing."""
+"""The crash file system keeps synced data, loses only unsynced data, and invents nothing."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_a_synced_name_without_synced_contents_is_empty(disk):
     assert outcomes(disk, "/f") == {b"", b"\0", b"x"}
 
 
-def test_each_block_survives_on_its_own(disk):
-    """Overwritten blocks are old or new, each of them, and never a mixture."""
+def test_each_block_survives_independently(disk):
+    """Each overwritten block is old or new, never a mixture."""
     file = durable(disk, "/f", b"o" * 3 * BLOCK)
     file.pwrite(b"n" * 3 * BLOCK, 0)
 
@@ -83,7 +83,7 @@ def test_each_block_survives_on_its_own(disk):
 
 
 def test_a_length_may_survive_without_its_blocks(disk):
-    """An append that was not synced: nothing, some of it, all of it, or zeros where it should be."""
+    """Of an unsynced append: nothing, a part, all of it, or zeros in its place."""
     file = durable(disk, "/f", b"o" * 100)
     file.pwrite(b"n" * 2 * BLOCK, 100)
     seen = outcomes(disk, "/f")
@@ -96,7 +96,7 @@ def test_a_length_may_survive_without_its_blocks(disk):
 
 
 def test_a_sync_keeps_contents_and_length(disk):
-    """After `sync_data` every choice gives the same file."""
+    """After `sync_data` every outcome is the same file."""
     file = durable(disk, "/f", b"x" * 10_000)
     file.pwrite(b"yy", 5000)
     file.truncate(9000)
@@ -117,8 +117,8 @@ def test_a_truncation_is_atomic(disk):
         assert data == b"o" * 2 * BLOCK or (data.startswith(allowed) and b"o" not in data[10:])
 
 
-def test_a_file_emptied_and_written_again(disk):
-    """The old file, the empty one, or some of the new: never the old bytes cut to the new length."""
+def test_a_truncated_and_rewritten_file(disk):
+    """The old file, the empty one, or part of the new one: never the old bytes truncated to the new length."""
     durable(disk, "/f", b"o" * 100)
     disk.create_or_truncate("/f").pwrite(b"n" * 50, 0)
 
@@ -154,7 +154,7 @@ def test_lost_blocks_stay_lost_after_a_truncation(disk):
 
 
 def test_an_unsynced_rename_never_loses_both(disk):
-    """The file is under its old name or its new one; what it replaced is whole as long as it is there."""
+    """The file has its old name or its new one; the replaced file is complete while it exists."""
     durable(disk, "/old", b"mine")
     durable(disk, "/target", b"theirs")
     disk.rename("/old", "/target")
@@ -164,7 +164,7 @@ def test_an_unsynced_rename_never_loses_both(disk):
 
 
 def test_a_rename_between_directories_never_loses_both(disk):
-    """Syncing where it went may leave the old name; syncing where it left makes it whole."""
+    """A sync of the target directory may leave the old name; a sync of the source directory removes it."""
     disk.make_dirs("/a")
     disk.make_dirs("/b")
     durable(disk, "/a/f", b"x")
@@ -197,7 +197,7 @@ def test_a_move_over_a_younger_name_stays(disk):
 
 
 def test_names_survive_independently(disk):
-    """Creations and removals that were not synced: each happened or did not."""
+    """Unsynced creations and removals: each happened or did not."""
     durable(disk, "/gone", b"x")
     disk.create("/new")
     disk.remove("/gone")
@@ -221,8 +221,8 @@ def test_a_lost_directory_loses_its_files(disk):
     assert outcomes(disk, "/a/c/f") == {b"x", None}
 
 
-def test_made_directories_are_durable(disk):
-    """Every ancestor, on return; and each step of it can be the last."""
+def test_created_directories_are_durable(disk):
+    """Every ancestor, on return; a crash may follow each step."""
     steps = []
     disk.on_step = lambda op, path: steps.append((op, path, tree(disk.clone_after_crash(0))))
     disk.make_dirs("/a/b")
@@ -234,8 +234,8 @@ def test_made_directories_are_durable(disk):
     assert sorted(tree(disk.clone_after_crash(0))) == ["/a", "/a/b"]
 
 
-def test_two_may_make_one_directory(disk):
-    """When another makes it between the look and the act, it is as good."""
+def test_two_processes_may_create_one_directory(disk):
+    """If another process creates it between the check and the creation, it is used."""
 
     def other(op, path):
         disk.on_step = None
@@ -248,8 +248,8 @@ def test_two_may_make_one_directory(disk):
     assert sorted(tree(disk)) == ["/a", "/a/b", "/a/theirs"]
 
 
-def test_a_removed_file_that_comes_back_has_its_contents(disk):
-    """An unlink that was not synced is undone with all that was durable in the file."""
+def test_a_removed_file_that_reappears_has_its_contents(disk):
+    """An unsynced unlink is undone with all durable contents of the file."""
     file = durable(disk, "/f", b"old")
     file.pwrite(b"new", 0)
     disk.remove("/f")
@@ -261,8 +261,8 @@ def test_a_removed_file_that_comes_back_has_its_contents(disk):
 # ---- kill
 
 
-def test_a_kill_keeps_what_was_visible_and_no_more_durable(disk):
-    """The next process sees everything; a power cut after that takes what it would have taken before."""
+def test_a_kill_keeps_visible_data_without_making_it_durable(disk):
+    """The next process sees everything; a later power loss removes the same as it would have before."""
     durable(disk, "/old", b"o" * 5000)
     file = disk.open_write("/old")
     file.pwrite(b"n" * 10, 0)
@@ -292,8 +292,8 @@ def test_clones_are_independent(disk):
     assert clone.stat("/only-there").inode != disk.stat("/f").inode
 
 
-def test_a_seed_is_an_outcome(disk):
-    """The same state and seed give the same survivor."""
+def test_a_seed_selects_an_outcome(disk):
+    """The same state and seed give the same result."""
     file = durable(disk, "/f", bytes(20 * BLOCK))
     file.pwrite(b"x" * 20 * BLOCK, 0)
 
@@ -341,7 +341,7 @@ def test_each_change_is_one_step_before_it_happens(disk):
     assert not disk.exists("/d/never")
 
 
-def test_the_disk_is_open_while_a_step_is_held(disk):
+def test_other_threads_use_the_disk_while_a_step_is_held(disk):
     """A thread may be stopped in the middle of its sync while another writes."""
     file = durable(disk, "/f", b"x")
     reached, go = threading.Event(), threading.Event()
@@ -362,7 +362,7 @@ def test_the_disk_is_open_while_a_step_is_held(disk):
     assert file.pread(99, 0) == b"written meanwhile"
 
 
-# ---- what a real disk refuses
+# ---- calls that a real disk refuses
 
 
 def test_sealed_files_cannot_be_opened_for_writing(disk):
@@ -384,8 +384,8 @@ def test_directories_are_not_files(disk):
         assert caught.value.filename == "/d"
 
 
-def test_time_is_the_clocks():
-    """Modification times come from the clock that was handed in."""
+def test_times_come_from_the_clock():
+    """Modification times come from the clock that is passed in."""
     clock = ManualClock(now_ns=5)
     disk = CrashFileSystem(clock=clock)
     file = disk.create("/f")
@@ -404,7 +404,7 @@ def test_free_space_is_set_by_the_test(disk):
     assert disk.clone_after_crash(0).free_bytes("/") == 17
 
 
-# ---- against a dull model
+# ---- against a simple model
 
 
 STEP = st.one_of(
@@ -422,7 +422,7 @@ def test_contents_against_a_bytearray(steps, seed):
     file = disk.create("/f")
     disk.sync_dir("/")
     model, synced = bytearray(), b""
-    versions = [b""]  # everything the file looked like since the last sync
+    versions = [b""]  # all versions of the file since the last sync
     for number, (op, a, b) in enumerate(steps):
         if op == "pwrite":
             data = bytes([number + 1]) * b
@@ -453,7 +453,7 @@ def test_contents_against_a_bytearray(steps, seed):
 
 
 def test_names_against_a_model():
-    """Synced names are those of the directory; a rename keeps every durable file reachable, for any choice."""
+    """Synced names are those of the directory; a rename keeps every durable file reachable in every outcome."""
     for round_number in range(60):
         random = Random(round_number)
         disk = CrashFileSystem()
@@ -477,7 +477,7 @@ def test_names_against_a_model():
 
 
 def test_clones_share_their_blocks(disk):
-    """Crash suites take thousands of clones: only what differs takes memory."""
+    """Crash suites create thousands of clones: only differences use memory."""
     random = Random(1)
     durable(disk, "/f", random.randbytes(100 * BLOCK))
     disk.open_write("/f").pwrite(random.randbytes(BLOCK), 0)

@@ -109,8 +109,8 @@ def test_only_matching_paths_count(disk):
 
 @pytest.mark.parametrize("gathered", [False, True])
 @pytest.mark.parametrize("short_write", [0, 2, 99])
-def test_a_prefix_may_land(disk, short_write, gathered):
-    """A failing write leaves what the disk took before it failed."""
+def test_a_prefix_may_be_written(disk, short_write, gathered):
+    """A failing write leaves the bytes that the disk accepted before."""
     file = FaultFileSystem(disk, {"pwrite": 1}, short_write=short_write).open_write("/f")
     with pytest.raises(OSError):
         file.pwritev([b"a", b"bc"], 0) if gathered else file.pwrite(b"abc", 0)
@@ -118,8 +118,8 @@ def test_a_prefix_may_land(disk, short_write, gathered):
     assert file.pread(8, 0) == b"abc"[:short_write] + b"12345678"[min(3, short_write) :]
 
 
-def test_a_failed_sync_loses_what_was_not_synced(disk):
-    """The next sync succeeds, as kernels have it, and the bytes are not on the disk all the same."""
+def test_a_failed_sync_loses_unsynced_bytes(disk):
+    """The next sync succeeds, as on real kernels, but the bytes are not on the disk."""
     file = FaultFileSystem(disk, {"sync": 1}).open_write("/f")
     file.pwrite(b"ABCD", 0)
     with pytest.raises(OSError):
@@ -135,7 +135,7 @@ def test_a_failed_sync_loses_what_was_not_synced(disk):
 
 
 def test_a_file_without_a_crash_model_just_fails(tmp_path):
-    """Over the real disk a failed sync is an error and no more."""
+    """On the real disk a failed sync only raises the error."""
     from quiver.primitives.disk.real_files import REAL_FILES
 
     file = FaultFileSystem(REAL_FILES, {"sync": 1}).create(str(tmp_path / "f"))
@@ -150,6 +150,6 @@ def test_a_file_without_a_crash_model_just_fails(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"fsync": 1}, {"sync": 0}])
 def test_misspelled_faults_are_refused(wrong):
-    """A fault that could never happen would make a test pass for nothing."""
+    """A fault that never happens would make a test pass without testing anything."""
     with pytest.raises(UsageError):
         FaultFileSystem(CrashFileSystem(), wrong)

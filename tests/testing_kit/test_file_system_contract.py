@@ -1,4 +1,4 @@
-"""The real disk, the disk that crashes and the disk that fails keep one contract."""
+"""The real, the crashing and the failing file system fulfil one contract."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestRealFiles(FileSystemContract):
 
 
 class _SystemLocks:
-    """The locking half of `msvcrt`, by the locks of this machine."""
+    """The locking functions of `msvcrt`, implemented with the locks of this system."""
 
     LK_NBLCK, LK_UNLCK = 2, 0
 
@@ -45,7 +45,7 @@ class _SystemLocks:
 
 
 class TestRealFilesByWindowsCalls(FileSystemContract):
-    """Seek and write under a lock, joined parts, no directory sync: the same promises but two."""
+    """Seek and write under a lock, joined parts, no directory sync: the same guarantees except two."""
 
     @pytest.fixture
     def fs(self):
@@ -55,7 +55,7 @@ class TestRealFilesByWindowsCalls(FileSystemContract):
     def root(self, tmp_path):
         return str(tmp_path)
 
-    test_missing_names_are_errors = None  # a directory sync does nothing there, so nothing is missing
+    test_missing_names_are_errors = None  # a directory sync does nothing there, so a missing directory is not noticed
     test_a_file_is_not_a_directory = None
     test_a_reader_cannot_write = None  # modes are set by path there, so a closed handle does not matter
 

@@ -35,7 +35,7 @@ def test_skipped_waits_end_immediately():
 
 
 def test_held_waits_end_by_notification():
-    """A notified wait is True, however little time has passed."""
+    """A notified wait returns True, even if no time has passed."""
     clock = ManualClock(waits="hold")
     condition = threading.Condition()
     answers = []
@@ -57,7 +57,7 @@ def test_held_waits_end_by_notification():
 
 
 def test_held_waits_end_by_their_deadline():
-    """`advance` past the deadline ends the wait with False; a wait of no time at all does not stop the thread."""
+    """`advance` past the deadline ends the wait with False; a wait of zero seconds does not stop the thread."""
     clock = ManualClock(waits="hold")
     condition = threading.Condition()
     answers = []

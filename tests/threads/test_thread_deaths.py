@@ -1,7 +1,7 @@
 """
-Every background thread of the library, ended by an error that nothing expected: its owner fails loudly.
+Every background thread of the library, ended by an unexpected error: its owner fails loudly.
 
-What is accepted and then never synced, sealed, sent or read would be worse than an error.
+Data that is accepted and then never synced, sealed, sent or read would be worse than an error.
 """
 
 import queue
@@ -56,7 +56,7 @@ def fail(*_arguments, **_keywords):
 
 
 class Deaths:
-    """Of threads, as the interpreter is told of them; each must have been counted and reported before."""
+    """The deaths of threads, as `threading` reports them; each must have been counted and reported before."""
 
     def __init__(self, caplog):
         self.observer = InMemoryObserver()
@@ -94,7 +94,7 @@ def bundle(number=0):
 
 @pytest.mark.parametrize("root", ["below", None], ids=["files", "memory"])
 def test_maintenance_of_topics(tmp_path, monkeypatch, deaths, root):
-    """Once `append` went on to succeed, and nothing was synced any more."""
+    """Formerly `append` still succeeded, although nothing was synced any more."""
     path = None if root is None else tmp_path / root
     store = TopicStore.open(path, settings={"wal": {"fsync_interval_ms": 20}}, observer=deaths.observer)
     log = store.topic("default/orders")
@@ -120,8 +120,8 @@ def test_maintenance_of_topics(tmp_path, monkeypatch, deaths, root):
 
 
 @pytest.mark.parametrize("died", [True, False], ids=["died", "alive"])
-def test_topics_close_whatever_goes_wrong(tmp_path, monkeypatch, deaths, died):
-    """Once what ended the thread also ended each `close`, so nobody could open the directory again."""
+def test_topics_close_despite_errors(tmp_path, monkeypatch, deaths, died):
+    """Formerly the error that ended the thread also ended each `close`, and the directory could not be opened again."""
     settings = {"wal": {"fsync_interval_ms": 20}}
     store = TopicStore.open(
         tmp_path / "topics",
@@ -148,7 +148,7 @@ def test_topics_close_whatever_goes_wrong(tmp_path, monkeypatch, deaths, died):
     ("work", "name"), [("_work_due", "quiver-topics-upload"), ("_renew_due", "quiver-topics-lease")]
 )
 def test_threads_of_the_object_tier_of_topics(tmp_path, monkeypatch, deaths, work, name):
-    """Without the one nothing is uploaded, without the other another machine takes the topic over."""
+    """Without one of them nothing is uploaded, without the other one another machine takes over the topic."""
     real, may_die = getattr(ObjectColdTier, work), threading.Event()
     monkeypatch.setattr(ObjectColdTier, work, lambda tier: fail() if may_die.is_set() else real(tier))
     store = TopicStore.open(tmp_path / "topics", objects=(tmp_path / "objects").as_uri(), observer=deaths.observer)
@@ -171,7 +171,7 @@ def test_threads_of_the_object_tier_of_topics(tmp_path, monkeypatch, deaths, wor
 
 @pytest.mark.parametrize("lane", ["flush", "maintenance", "tiers", "sinks", "status"])
 def test_threads_of_an_aof_manager(tmp_path, monkeypatch, deaths, lane):
-    """They are shared: every log of the manager refuses, also one that is opened later."""
+    """They are shared: every log of the manager refuses, even one that is opened later."""
     manager = AofManager.open(str(tmp_path), AofConfig(), observer=deaths.observer)
     logs = [manager.log("a"), manager.log("b")]
     logs[0].append_record(b"before")
@@ -206,7 +206,7 @@ def test_threads_of_a_store(tmp_path, monkeypatch, deaths, work, name):
 
 
 def test_the_thread_of_the_cores(tmp_path, monkeypatch, deaths):
-    """Others no longer see what this process claims."""
+    """Other processes no longer see the claims of this one."""
     store = quiver.open(tmp_path, cores=2, observer=deaths.observer)
     monkeypatch.setattr(store._background, "_maintain", fail)
     store._background.wake()
@@ -232,7 +232,7 @@ def test_the_thread_of_the_object_tier_of_a_store(tmp_path, monkeypatch, deaths)
 
 
 def test_the_thread_of_a_callback(tmp_path, deaths, caplog):
-    """The caller's function raised: the store and the subscriber go on, and the failure is reported."""
+    """The caller's function raised: the store and the subscriber continue, and the failure is reported."""
     with quiver.open(tmp_path, observer=deaths.observer) as store:
         subscriber = store.register("s", start="earliest")
         subscriber.on_bundle(fail)
@@ -259,7 +259,7 @@ def test_the_thread_of_a_sender(tmp_path, monkeypatch, deaths):
 
 
 def test_the_thread_that_calls_the_error_handler_of_a_sender(tmp_path, monkeypatch, deaths, caplog):
-    """What it was not told is logged, and so is every later error."""
+    """Errors that it did not get are logged, and so is every later one."""
     sender = Sender.from_conf(f"{OFFLINE}sf_dir={tmp_path};", on_error=lambda _: None, observer=deaths.observer)
     inbox = sender._inbox
     monkeypatch.setattr(inbox, "_deliver", fail)
@@ -273,7 +273,7 @@ def test_the_thread_that_calls_the_error_handler_of_a_sender(tmp_path, monkeypat
 
 
 def test_the_threads_that_empty_other_slots(tmp_path, monkeypatch, deaths):
-    """Each slot that is left is reported as failed, and is not marked: the next sender tries again."""
+    """Each remaining slot is reported as failed, and is not marked: the next sender tries again."""
     for name in ("a", "b", "c"):
         slot = open_slot(REAL_FILES, str(tmp_path), name, RingSettings(4096, 1 << 16, 0.0), observer=deaths.observer)
         slot.ring.append(b"QWP1" * 3)
@@ -294,7 +294,7 @@ def test_the_threads_that_empty_other_slots(tmp_path, monkeypatch, deaths):
 
 
 def test_the_thread_of_a_store_receiver(tmp_path, monkeypatch, deaths):
-    """The store that it fills refuses: the process ends, and its supervisor starts another."""
+    """Its store refuses: the process ends, and its supervisor starts another one."""
     with quiver.open(tmp_path / "theirs") as theirs, pytest.raises(StoreFailedError, match=UNFORESEEN):
         theirs.ingest(bundle())
         store = quiver.open(tmp_path / "ours")
@@ -327,7 +327,7 @@ def test_the_thread_of_a_topic_receiver(tmp_path, monkeypatch, deaths):
 
 
 class Confirming:
-    """A far side that takes everything."""
+    """A destination that accepts everything."""
 
     def send(self, signal, request, batch_id=""):
         raise AssertionError("not asked")
@@ -337,7 +337,7 @@ class Confirming:
 
 
 def test_the_threads_of_a_forwarder(tmp_path, monkeypatch, deaths):
-    """All of them stop, its state says why, and a pipeline's process ends for it."""
+    """All of them stop, its state has the reason, and a pipeline's process ends."""
     with quiver.open(tmp_path) as store:
         forwarder = BundleForwarder(store.register("out"), Confirming(), in_flight_max=2, observer=deaths.observer)
         monkeypatch.setattr(forwarder, "_await_breaker", fail)
@@ -354,7 +354,7 @@ def test_the_threads_of_a_forwarder(tmp_path, monkeypatch, deaths):
 
 
 def test_the_thread_that_reads_statuses_of_an_otap_stream(tmp_path, monkeypatch, deaths):
-    """What waits for a status is sent again at once, not when its time is over; later requests take another stream."""
+    """Requests without a status are sent again at once, not after their timeout; later ones use another stream."""
     with quiver.open(tmp_path) as store, OtapGrpcReceiver(store, OtlpSettings(listening_addr="127.0.0.1:0")) as far:
         sender = OtapGrpcSender(ExporterSettings(f"http://127.0.0.1:{far.port}", timeout_s=3600.0))
         real, times = otap_grpc.try_decode_status, iter([True])
@@ -376,7 +376,7 @@ def log_request():
 
 
 def test_the_thread_of_a_delivery_by_spark(tmp_path, monkeypatch, deaths):
-    """No batch passes any more: what failed in it would never be tried again."""
+    """No further batch is delivered: its failed bundles would never be retried."""
     quiver.open(tmp_path).close()
     monkeypatch.setattr("quiver.delivery.batches.BatchDelivery.drain", fail)
     with BundleDelivery(str(tmp_path), "out", fail, observer=deaths.observer) as delivery:
@@ -385,7 +385,7 @@ def test_the_thread_of_a_delivery_by_spark(tmp_path, monkeypatch, deaths):
             delivery.deliver([])
 
 
-def test_the_thread_of_what_an_exporter_by_spark_holds(monkeypatch, deaths):
+def test_the_thread_of_the_retry_queue_of_an_exporter_on_spark(monkeypatch, deaths):
     monkeypatch.setattr(RetryQueue, "drain", fail)
     with BadBundleFilter(lambda *_: None, "out", RetryPolicy(on_exhausted="drop"), observer=deaths.observer) as sieve:
         sieve._queue._worker.start()
