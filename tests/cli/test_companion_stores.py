@@ -8,7 +8,7 @@ import pytest
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
 from quiver.delivery.dead_letters import DeadLetters
-from quiver.pipeline.companion_stores import stores_beside
+from quiver.pipeline.companion_stores import find_companion_stores
 from quiver.pipeline.graph import load_pipeline
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.subscribers.retry_set import RetrySet
@@ -61,11 +61,11 @@ def directory(request, tmp_path):
 def test_companion_buffers_are_found_by_name(directory, monkeypatch):
     """Other files and directories with similar names are ignored."""
     found = {f"{directory}.intake", f"{directory}.staged-out"}
-    assert set(stores_beside(REAL_FILES, directory)) == found
-    assert stores_beside(REAL_FILES, f"{directory}.intake") == {}
-    assert stores_beside(REAL_FILES, "/") == {}
+    assert set(find_companion_stores(REAL_FILES, directory)) == found
+    assert find_companion_stores(REAL_FILES, f"{directory}.intake") == {}
+    assert find_companion_stores(REAL_FILES, "/") == {}
     monkeypatch.chdir(directory)
-    assert set(stores_beside(REAL_FILES, ".")) == found
+    assert set(find_companion_stores(REAL_FILES, ".")) == found
 
 
 def test_dead_letters_of_companion_buffers_are_listed_and_dropped(directory, call):

@@ -62,7 +62,7 @@ def row(signal, *, confirmed=10, missing=0):
 
 def test_rows_exported_during_shutdown_are_not_a_problem(tmp_path):
     """A row that is missing when the demo ends, or that was never sent, is one."""
-    course = Conductor(tmp_path, tmp_path / "p.yaml", DemoPlan(kills=()), say=print)
+    course = Conductor(tmp_path, tmp_path / "p.yaml", DemoPlan(kills=()), report=print)
     whole, short = [row(name) for name in SIGNALS], [row("logs", missing=3)]
 
     assert _problems(course, whole, ended=False, load_ended=True, code=0) == []
@@ -74,7 +74,7 @@ def test_rows_exported_during_shutdown_are_not_a_problem(tmp_path):
 
 def test_a_process_that_is_ready_again_resets_the_stall_timer(tmp_path, monkeypatch):
     """The time that a slow restart takes does not count as time without exports."""
-    course = Conductor(tmp_path, tmp_path / "p.yaml", DemoPlan(), say=print)
+    course = Conductor(tmp_path, tmp_path / "p.yaml", DemoPlan(), report=print)
     monkeypatch.setattr(course, "_moved", float("-inf"))
     monkeypatch.setattr(course, "_children", lambda: {"spark": {"starts": 2, "pid": 7}})
 

@@ -140,7 +140,7 @@ def test_no_bundle_in_the_log_is_lost() -> None:
     assert segments_of(fs)[: len(before)] == before
     assert numbers(fs) == list(range(BUNDLES))
     assert all(data in copies(fs) for data in kept)
-    assert [mend.gave_up for mend in report.mends if ".qseg" in mend.path] == [None, None]
+    assert [mend.gave_up for mend in report.repairs if ".qseg" in mend.path] == [None, None]
     assert not any(path.endswith(".tmp") for path in fs.list_dir(ROOT) + fs.list_dir(f"{ROOT}/segments"))
     # The progress of `s` is unknown now, so it gets everything again. `t` had resolved none.
     assert delivered(fs, "s") == list(range(BUNDLES))
@@ -157,7 +157,7 @@ def test_lost_bundles_are_reported_and_exported() -> None:
     gone.close()
     data = flip(fs, path, 200)
     report = repair(fs, ROOT, clock=ManualClock())
-    (mend,) = [mend for mend in report.mends if mend.path == path]
+    (mend,) = [mend for mend in report.repairs if mend.path == path]
 
     assert mend.gave_up is not None
     assert f"{len(lost)} of its {len(lost)} bundles" in mend.gave_up
@@ -201,7 +201,7 @@ def test_the_header_of_the_only_log_file_is_repaired(kind: str) -> None:
         found = check_store(one, ROOT)
         report = repair(one, ROOT, clock=ManualClock())
         assert report.left == [] or all(finding.kind == "quarantined" for finding in report.left), (offset, report.left)
-        assert not found.damaged or log in [mend.path for mend in report.mends], offset
+        assert not found.damaged or log in [mend.path for mend in report.repairs], offset
         assert numbers(one) == ([] if kind == "bare" else list(range(BUNDLES))), offset
 
 
@@ -215,7 +215,7 @@ def test_damage_in_the_log_costs_one_entry_and_is_reported() -> None:
     (hit,) = [one for one in scan_file(fs, log).entries if one.entry.sequence == 13]
     flip(fs, log, hit.start + 38 + 200)
     report = repair(fs, ROOT, clock=ManualClock())
-    (mend,) = [mend for mend in report.mends if mend.path == log]
+    (mend,) = [mend for mend in report.repairs if mend.path == log]
 
     assert mend.gave_up == "the bundle with sequence number 13"
     assert numbers(fs) == [number for number in range(BUNDLES) if number != 13]
@@ -228,7 +228,7 @@ def test_a_valid_store_needs_no_repair() -> None:
     fs = made(SETTINGS)
     report = repair(fs, ROOT, clock=ManualClock())
 
-    assert (report.mends, report.damaged) == ([], False)
+    assert (report.repairs, report.damaged) == ([], False)
     assert numbers(fs) == list(range(BUNDLES))
     assert not fs.exists(f"{ROOT}/quarantine")
     assert delivered(fs, "s") == list(range(3, BUNDLES))
@@ -246,7 +246,7 @@ def test_a_dry_run_changes_nothing() -> None:
     assert {path: contents(path, fs) for path in paths} == before
     assert not fs.exists(f"{ROOT}/quarantine")
     real = repair(fs, ROOT, clock=ManualClock())
-    assert [mend.path for mend in report.mends] == [mend.path for mend in real.mends]
+    assert [mend.path for mend in report.repairs] == [mend.path for mend in real.repairs]
 
 
 def test_an_open_store_is_refused() -> None:

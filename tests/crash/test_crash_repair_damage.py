@@ -144,7 +144,7 @@ def test_each_file_damaged_in_turn(kind: str, count: int) -> None:
             assert all(0 <= finding.offset <= max(len(data), len(damaged)) for finding in found), label
             report = repair(fs, ROOT, clock=ManualClock())
             assert not report.damaged, f"{label}: {report.left}"
-            assert not any(finding.damaged for finding in found) or named_in(report.mends, path), label
+            assert not any(finding.damaged for finding in found) or named_in(report.repairs, path), label
             assert set(numbers(fs)) >= elsewhere, label
             after = fs.clone_after_crash(0)
             got = delivered(after, settings, "t")

@@ -31,15 +31,15 @@ def test_all_bundles_before_the_position_are_acknowledged_except_retried_ones(ac
     """A resolved bundle stays resolved if it is retried later; an ack after its retry resolves a bundle."""
     state, done = SubscriberState(), set()
     for position, held in acks:
-        state.resolve_through(position, SEGMENTS, held=held)
+        state.resolve_through(position, SEGMENTS, retries=held)
         done |= {ref for ref in ALL if ref < position and ref not in held}
         left = [ref for ref in ALL if ref not in done]
         assert unresolved(state) == left
         state = restarted(state, profile)
         assert unresolved(state) == left
         free = [ref for ref in left if ref not in held]
-        assert state.position(SEGMENTS, held=held) == (free[0] if free else BundleRef(len(COUNTS), 0))
-        assert state.acked_through(position, SEGMENTS, held=held) == (not free or free[0] >= position)
+        assert state.position(SEGMENTS, retries=held) == (free[0] if free else BundleRef(len(COUNTS), 0))
+        assert state.acked_through(position, SEGMENTS, retries=held) == (not free or free[0] >= position)
 
 
 @given(st.sampled_from(ENDS), st.frozensets(st.sampled_from(ALL), min_size=1), st.integers(0, len(COUNTS) - 1))
@@ -47,7 +47,7 @@ def test_a_retry_in_an_unknown_segment_keeps_all_later_bundles_unresolved(positi
     """Its number of bundles is unknown, so nothing after it is resolved while one of its bundles is retried."""
     segments = Segments(ref for ref in SEGMENTS if ref.seq != unknown)
     state = SubscriberState()
-    state.resolve_through(position, segments, held=held)
+    state.resolve_through(position, segments, retries=held)
     waits = any(ref.segment == unknown and ref < position for ref in held)
     resolved = [ref for ref in ALL if state.is_resolved(ref) and ref.segment != unknown]
     end = BundleRef(unknown, 0) if waits else position

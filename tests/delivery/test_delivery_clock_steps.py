@@ -84,7 +84,7 @@ def test_a_clock_step_does_not_change_when_a_dead_letter_expires(
     letters = DeadLetters(ROOT, "out", fs=disk, clock=clock, background=False, settings=settings)
     letters.add(A, bundle_of(1), reason="no")
     clock.step_wall(step_s)
-    with letters.open_for_dropping():
+    with letters.open_for_removal():
         pass
     clock.advance(99)
     letters._opened().maintain()

@@ -65,7 +65,7 @@ def test_a_batch_is_not_committed_after_the_retry_set_was_closed(fs):
 def test_a_set_in_memory_counts_as_saved(fs):
     batches = BatchDelivery(fs, ROOT, Undelivered("out", RetryPolicy(on_exhausted="drop")), lambda *_: Delivered())
     batches.settle([(FIRST, DOWN)])
-    assert batches.is_held(FIRST)
+    assert batches.is_waiting_for_retry(FIRST)
 
 
 def test_a_bundle_is_not_acknowledged_without_its_dead_letter(fs):

@@ -134,7 +134,7 @@ def test_inspect_describes_a_retry_set():
     """By its name, or by its magic under any other name."""
     for name in ("quiver.retry.otlp", "copy.bin"):
         told = STORE_FILES.describe(name, memoryview(GOLDEN))
-        assert (told.kind, told.sound, told.fields) == ("retry set", True, {"bundles": 2})
+        assert (told.kind, told.is_intact, told.fields) == ("retry set", True, {"bundles": 2})
         assert told.tables["waiting"][0] == {
             "bundle": "7:3",
             "attempts": 2,
@@ -143,5 +143,5 @@ def test_inspect_describes_a_retry_set():
             "halted": False,
             "reason": "UNAVAILABLE",
         }
-    assert STORE_FILES.describe("quiver.retry.otlp", memoryview(GOLDEN[:-1])).sound is False
+    assert STORE_FILES.describe("quiver.retry.otlp", memoryview(GOLDEN[:-1])).is_intact is False
     assert STORE_FILES.describe("quiver.retry.otlp.lock", memoryview(b"1 it\n")).kind == "lock"

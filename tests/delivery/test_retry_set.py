@@ -7,7 +7,7 @@ from quiver.errors import CapacityError, CorruptionError, DirectoryInUseError
 from quiver.store.format.names import retry_set_name
 from quiver.store.format.retry_set import RETRY_ENTRIES_MAX
 from quiver.store.subscribers.progress_store import delete
-from quiver.store.subscribers.retry_set import HeldBundles, RetrySet, before_held, load_retry_set
+from quiver.store.subscribers.retry_set import RetrySet, RetrySetReader, before_retries, load_retry_set
 from quiver.store.subscribers.state import SegmentRef
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -127,7 +127,7 @@ def test_a_damaged_set_is_replaced(disk, clock, data):
     with pytest.raises(CorruptionError):
         load_retry_set(disk, ROOT, "out")
     with pytest.raises(CorruptionError):
-        HeldBundles(disk, ROOT, "out").refresh()
+        RetrySetReader(disk, ROOT, "out").refresh()
     with RetrySet.open(disk, ROOT, "out", unresolved=lambda: [A, C], clock=clock) as retries:
         assert [entry.ref for entry in retries.due()] == [A, C]
     assert [entry.ref for entry in load_retry_set(disk.clone_after_crash(0), ROOT, "out")] == [A, C]
@@ -149,7 +149,7 @@ def test_a_damaged_set_with_a_long_backlog_is_replaced(disk, clock):
 
 def test_a_reader_in_order_sees_the_bundles_in_the_set(disk, clock):
     """Those of the last save; without a file none. The file is read again only if it changed."""
-    held = HeldBundles(disk, ROOT, "out")
+    held = RetrySetReader(disk, ROOT, "out")
     assert (held.refresh(), held.refs) == (False, frozenset())
     retries = RetrySet.open(disk, ROOT, "out", clock=clock)
     retries.failed(A, delay_s=1.0, reason="down")
@@ -223,4 +223,4 @@ def test_a_set_in_memory_behaves_the_same(clock):
 def test_before_held_steps_back_over_bundles_in_the_set(position, held, expected):
     """Across segments and gaps between them; it stops before the first resolved bundle."""
     segments = [SegmentRef(0, 4), SegmentRef(1, 0), SegmentRef(2, 2)]
-    assert before_held(BundleRef(*position), {BundleRef(*one) for one in held}, segments) == BundleRef(*expected)
+    assert before_retries(BundleRef(*position), {BundleRef(*one) for one in held}, segments) == BundleRef(*expected)

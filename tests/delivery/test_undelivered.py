@@ -133,7 +133,7 @@ def test_the_dead_letter_policy_needs_dead_letters():
 
 def try_batch(rig, *indexes):
     refs = [BundleRef(0, index) for index in indexes]
-    rig.batches.settle((ref, rig.batches.try_one(ref)) for ref in refs if not rig.batches.is_held(ref))
+    rig.batches.settle((ref, rig.batches.try_one(ref)) for ref in refs if not rig.batches.is_waiting_for_retry(ref))
 
 
 def test_one_failing_bundle_does_not_block_others(rig):

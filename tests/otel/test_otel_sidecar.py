@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from destination import destination, rows, value
 
-from lifeline import Lifeline
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.processes.child import ChildContext
+from stub_watchdog import StubWatchdog
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent.parent / "examples" / "application-store.yaml"
@@ -39,7 +39,7 @@ def test_a_pipeline_forwards_for_a_running_application(tmp_path):
     the store is opened again.
     """
     store, far = tmp_path / "telemetry", tmp_path / "far"
-    lifeline = Lifeline()
+    watchdog = StubWatchdog()
     with destination(far) as receiver:
         values = {
             "store": str(store),
@@ -49,7 +49,7 @@ def test_a_pipeline_forwards_for_a_running_application(tmp_path):
         }
         pipeline = load_pipeline(EXAMPLE.read_text(), source=str(EXAMPLE), values=values)[0]
         (tmp_path / "run").mkdir()
-        child = threading.Thread(target=ingest, args=(ChildContext(pipeline, tmp_path / "run", lifeline),))
+        child = threading.Thread(target=ingest, args=(ChildContext(pipeline, tmp_path / "run", watchdog),))
         child.start()
         try:
             last = run_until_killed(store, 0, 30)
@@ -58,7 +58,7 @@ def test_a_pipeline_forwards_for_a_running_application(tmp_path):
             subprocess.run(command, check=True)
             for view in ("spans", "logs"):
                 while not set(range(last + 1)) <= {value(row["attributes"], "id") for row in rows(far, view)}:
-                    lifeline.gone.wait(0.1)
+                    watchdog.gone.wait(0.1)
         finally:
-            lifeline.gone.set()
+            watchdog.gone.set()
             child.join()

@@ -13,7 +13,7 @@ from quiver.delivery.dead_letters import DeadLetters
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.model import memory_directory
-from quiver.pipeline.processes.run import RunOptions, _memory, _Running, lost_letters
+from quiver.pipeline.processes.run import RunOptions, _memory, _Running, lost_dead_letters
 
 PIPELINE = """\
 nodes:
@@ -64,11 +64,11 @@ def test_the_warning_names_the_directory(tmp_path):
 def test_lost_dead_letters_are_counted_at_the_end(tmp_path, is_closed):
     """In sealed segments, and in the log of a process that was killed."""
     pipeline = pipeline_of().placed(tmp_path)
-    assert lost_letters(pipeline) == []
+    assert lost_dead_letters(pipeline) == []
     with _memory(pipeline, tmp_path):
         directory = pipeline.main.config.path
         quiver.open(directory).close()
-        assert lost_letters(pipeline) == []
+        assert lost_dead_letters(pipeline) == []
         letters = DeadLetters(directory, "out", background=False)
         for index in range(2):
             bundle = Bundle({60: pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)})
@@ -76,6 +76,6 @@ def test_lost_dead_letters_are_counted_at_the_end(tmp_path, is_closed):
         if is_closed:
             letters.close()
         said = []
-        _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, said.append).tell_what_remains()
+        _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, said.append).report_remaining()
         letters.close()
     assert said == [f"out: 2 dead letters were in {directory}, which is in memory, and gone"]

@@ -59,7 +59,7 @@ def test_a_halted_query_is_not_restarted(monkeypatch, error, starts):
         one.look()
         clock.now += 1.5
     assert len(started) == starts
-    assert [one.sieve.closed for one in started][:1] == [1], "the next start needs the locks of this one"
+    assert [one.bundle_filter.closed for one in started][:1] == [1], "the next start needs the locks of this one"
 
 
 def test_the_delay_of_a_failed_query_follows_its_retry_settings(monkeypatch):
@@ -87,8 +87,8 @@ def test_the_delay_of_a_failed_query_follows_its_retry_settings(monkeypatch):
 
 def test_a_halt_between_batches_stops_the_query(monkeypatch, caplog):
     """A bundle was retried individually, and its policy is `halt`."""
-    sieve = Sieve(DeliveryHaltedError("out", "0:1", "5 attempts failed"))
-    running = RunningQuery(Query(None), sieve)
+    bundle_filter = Sieve(DeliveryHaltedError("out", "0:1", "5 attempts failed"))
+    running = RunningQuery(Query(None), bundle_filter)
     monkeypatch.setattr(export, "start_query", lambda _spark, _plan, _observer, *, stats: running)
     config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS)
     one = export._Export(
@@ -97,5 +97,5 @@ def test_a_halt_between_batches_stops_the_query(monkeypatch, caplog):
     for _ in range(3):
         one.look()
 
-    assert (running.query.isActive, sieve.closed) == (False, 1)
+    assert (running.query.isActive, bundle_filter.closed) == (False, 1)
     assert caplog.text.count("out halted until the pipeline is restarted") == 1

@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from run_process import free_ports
 
 import quiver
-from lifeline import Lifeline
 from quiver.delivery.dead_letters import DeadLetters
 from quiver.delivery.exporter_stats import ExporterStats
 from quiver.metrics import METRICS, OpenTelemetryObserver
@@ -25,6 +24,7 @@ from quiver.store.format.names import report_name, retry_set_name
 from quiver.store.opening import open_store
 from quiver.store.subscribers.retry_set import RetrySet
 from quiver.testing.clock import ManualClock
+from stub_watchdog import StubWatchdog
 
 CONFIGS = {
     "urn:quiver:parquet:exporter": {"path": "parquet"},
@@ -121,18 +121,18 @@ def test_every_exporter_has_the_same_metrics(tmp_path, behind_processor):
     http_port, port = free_ports(2)
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    lifeline = Lifeline()
+    watchdog = StubWatchdog()
     pipeline = pipeline_of_all(tmp_path, http_port, port, behind_processor=behind_processor)
-    context = ChildContext(pipeline.placed(run_dir), run_dir, lifeline)
+    context = ChildContext(pipeline.placed(run_dir), run_dir, watchdog)
     child = threading.Thread(target=ingest, args=(context,))
     child.start()
     try:
         while not (run_dir / context.ready_name).exists():
             assert child.is_alive()
-            lifeline.gone.wait(0.01)
+            watchdog.gone.wait(0.01)
         found = of_exporters(scrape(port))
     finally:
-        lifeline.gone.set()
+        watchdog.gone.set()
         child.join()
     assert {name_of(urn) for urn in CONFIGS} <= set(found) == {name for name, _ in pipeline.exporters}
     for name, metrics in found.items():

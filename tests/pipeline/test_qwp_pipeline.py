@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 import quiver
-from lifeline import Lifeline
 from quiver.bundle import QWP_SLOT
 from quiver.cli.main import main
 from quiver.observe import InMemoryObserver
@@ -17,6 +16,7 @@ from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.processes.child import ChildContext
 from quiver.qwp import Sender
+from stub_watchdog import StubWatchdog
 
 
 def free_port():
@@ -41,8 +41,8 @@ def test_received_rows_are_in_the_store_of_the_pipeline(tmp_path):
     text = yaml.safe_dump(pipeline(tmp_path / "buffer", port))
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    lifeline = Lifeline()
-    context = ChildContext(load_pipeline(text, source="p.yaml", values={})[0], run_dir, lifeline)
+    watchdog = StubWatchdog()
+    context = ChildContext(load_pipeline(text, source="p.yaml", values={})[0], run_dir, watchdog)
     child = threading.Thread(target=ingest, args=(context,))
     child.start()
     try:
@@ -50,7 +50,7 @@ def test_received_rows_are_in_the_store_of_the_pipeline(tmp_path):
         with Sender.from_conf(conf) as sender:
             sender.row("trades", columns={"v": 7}, at=1)
     finally:
-        lifeline.gone.set()
+        watchdog.gone.set()
         child.join()
     assert [bundle[QWP_SLOT].to_pylist()[0]["v"] for _, bundle in quiver.read(str(tmp_path / "buffer")).bundles()] == [
         7

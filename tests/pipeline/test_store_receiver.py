@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 import quiver
-from lifeline import Lifeline
 from quiver import Bundle, Settings
 from quiver.cli.main import main
 from quiver.errors import DirectoryInUseError, PipelineError, UsageError
@@ -20,6 +19,7 @@ from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.processes.child import ChildContext
 from quiver.receivers.store_receiver import StoreReceiver
+from stub_watchdog import StubWatchdog
 
 SMALL = Settings(segment_bytes_max=2_000, delete_grace_s=0.0)
 
@@ -247,9 +247,9 @@ def test_a_pipeline_copies_the_data_of_another_program(tmp_path):
     """Even if its store is created after the start of the pipeline."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    lifeline = Lifeline()
+    watchdog = StubWatchdog()
     child = threading.Thread(
-        target=ingest, args=(ChildContext(load(pipeline(tmp_path, poll_interval="5ms")), run_dir, lifeline),)
+        target=ingest, args=(ChildContext(load(pipeline(tmp_path, poll_interval="5ms")), run_dir, watchdog),)
     )
     child.start()
     try:
@@ -259,12 +259,12 @@ def test_a_pipeline_copies_the_data_of_another_program(tmp_path):
             theirs.seal()
             while "pipeline" not in theirs.stats()["subscribers"]:
                 theirs.maintain()
-                lifeline.gone.wait(0.005)
+                watchdog.gone.wait(0.005)
             while not theirs.all_subscribers_drained():
                 theirs.maintain()
-                lifeline.gone.wait(0.005)
+                watchdog.gone.wait(0.005)
     finally:
-        lifeline.gone.set()
+        watchdog.gone.set()
         child.join()
     assert numbers(tmp_path / "ours") == list(range(50))
 

@@ -7,7 +7,6 @@ import yaml
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 import quiver
-from lifeline import Lifeline
 from quiver.cli.main import main
 from quiver.errors import CapacityError, PipelineError
 from quiver.metadata import MetadataLocation
@@ -22,6 +21,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.topic_receiver import TopicReceiver
 from quiver.topics import TopicStore
 from quiver.topics.dispatch.saved import SubscriptionFiles
+from stub_watchdog import StubWatchdog
 
 TOPIC = "default/otlp"
 LOGS = {"otlp_signal": "logs"}
@@ -72,8 +72,8 @@ def test_a_pipeline_reads_the_messages_of_a_topic(tmp_path):
     """Even if the topic is created after the start, and while another process appends."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    lifeline = Lifeline()
-    context = ChildContext(loaded(tmp_path, poll_interval="5ms"), run_dir, lifeline)
+    watchdog = StubWatchdog()
+    context = ChildContext(loaded(tmp_path, poll_interval="5ms"), run_dir, watchdog)
     child = threading.Thread(target=ingest, args=(context,))
     child.start()
     try:
@@ -83,9 +83,9 @@ def test_a_pipeline_reads_the_messages_of_a_topic(tmp_path):
                 log.append(request(number), attributes=LOGS)
             subscription = tmp_path / "topics" / TOPIC / "subscriptions" / "pipeline.sub"
             while not subscription.exists() or confirmed(tmp_path) < 5:
-                lifeline.gone.wait(0.005)
+                watchdog.gone.wait(0.005)
     finally:
-        lifeline.gone.set()
+        watchdog.gone.set()
         child.join()
     assert requests(tmp_path / "buffer") == [request(number) for number in range(5)]
 

@@ -139,7 +139,7 @@ def test_no_position_of_the_log_is_used_twice(fs: CrashFileSystem, monkeypatch: 
         opened.ingest(bundle())
         fs = fs.clone_after_kill()
     with monkeypatch.context() as patched:
-        patched.setattr(WalWriter, "adopt", lambda *_, **__: None)
+        patched.setattr(WalWriter, "resume_file", lambda *_, **__: None)
         with pytest.raises(InvariantError, match="no position of the log is used twice"):
             open_store(ROOT, fs=fs, background=False)
 

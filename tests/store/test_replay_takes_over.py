@@ -62,6 +62,6 @@ def test_only_one_whole_batch_is_taken_over() -> None:
     encoder = SlotEncoder()
     for payload in (schema_only, stream(PLAIN, PLAIN), *(whole[:end] for end in range(len(whole))), b"\xff" * 64):
         slot = WalSlot(30, bytes(32), 3, memoryview(payload))
-        assert encoder.adopt([slot]) is None
-    (slot,) = encoder.adopt([WalSlot(30, bytes(32), 3, memoryview(whole))]).slots
+        assert encoder.encode_logged([slot]) is None
+    (slot,) = encoder.encode_logged([WalSlot(30, bytes(32), 3, memoryview(whole))]).slots
     assert bytes(slot.message) == PLAIN.serialize().to_pybytes()

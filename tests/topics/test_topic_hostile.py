@@ -182,7 +182,7 @@ def test_other_file_names_than_the_topic_has_are_rejected(before, after, rotate)
         with pytest.raises(SettingsError, match=f"are called {before}"):
             store.topic(TOPIC)
     checked = check_topic_directory(fs, DIRECTORY)
-    assert (checked.next_offset, checked.sound, sum(one.messages for one in checked.files)) == (21, True, 21)
+    assert (checked.next_offset, checked.is_intact, sum(one.messages for one in checked.files)) == (21, True, 21)
     assert len(list(TopicFiles("/topics", TOPIC, fs=fs).read())) == 21
 
 

@@ -47,11 +47,11 @@ class FlushConfig:
 
     def __post_init__(self) -> None:
         for name in ("flush_watermark_bytes", "max_unflushed_bytes", "retries_max"):
-            _require_whole(f"flush.{name}", getattr(self, name), 0, None)
+            _require_integer(f"flush.{name}", getattr(self, name), 0, None)
         interval_ms = self.flush_interval_ms
         if isinstance(interval_ms, bool) or not isinstance(interval_ms, int | float) or not interval_ms >= 0:
             raise SettingsError(f"flush.flush_interval_ms must be a number from 0 on, not {interval_ms!r}")
-        _require_whole("flush.max_concurrent_flushes", self.max_concurrent_flushes, 1, 64)
+        _require_integer("flush.max_concurrent_flushes", self.max_concurrent_flushes, 1, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Retention:
         if self.policy == "time":
             _require_seconds("retention by time: ttl_s", self.ttl_s)
         if self.policy == "size":
-            _require_whole("retention by size: max_total_bytes", self.max_total_bytes, 1, None)
+            _require_integer("retention by size: max_total_bytes", self.max_total_bytes, 1, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,12 @@ class TierConfig:
     def __post_init__(self) -> None:
         for name in ("tier0_max_bytes", "warm_max_bytes"):
             if getattr(self, name) is not None:
-                _require_whole(f"tiers.{name}", getattr(self, name), 0, None)
+                _require_integer(f"tiers.{name}", getattr(self, name), 0, None)
         objects: object = self.objects
         if objects is not None and not isinstance(objects, str | Mapping | ObjectLocation):
             kind = type(objects).__name__
             raise SettingsError(f"tiers.objects must be a URL, a directory or a mapping, not {kind}")
-        _require_whole("tiers.compression_level", self.compression_level, 1, 19)
+        _require_integer("tiers.compression_level", self.compression_level, 1, 19)
         if self.warm_max_bytes is not None and self.objects is None:
             raise SettingsError(
                 "tiers.warm_max_bytes needs tiers.objects: without objects packed files cannot be removed"
@@ -177,7 +177,7 @@ class AofConfig:
 
     def __post_init__(self) -> None:
         self._require_kinds()
-        _require_whole("preallocate_segments", self.preallocate_segments, 0, 16)
+        _require_integer("preallocate_segments", self.preallocate_segments, 0, 16)
         if self.max_segment_age_s is not None:
             _require_seconds("max_segment_age_s", self.max_segment_age_s)
         if self.id_strategy != "packed":
@@ -221,14 +221,14 @@ class AofConfig:
 
     def _rounded(self, name: str, default: int) -> int:
         value = getattr(self, name)
-        _require_whole(f"{name}, in bytes,", value, 0, self.segment_ceiling_bytes)
+        _require_integer(f"{name}, in bytes,", value, 0, self.segment_ceiling_bytes)
         value = value or default
         below = 1 << (value.bit_length() - 1)
         nearest = below if value - below <= 2 * below - value else 2 * below
         return min(max(nearest, self.segment_floor_bytes), self.segment_ceiling_bytes)
 
 
-def _require_whole(name: str, value: object, least: int, most: int | None) -> None:
+def _require_integer(name: str, value: object, least: int, most: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         span = f"from {least} on" if most is None else f"from {least} to {most}"
         raise SettingsError(f"{name} must be an integer {span}, not {value!r}")

@@ -159,25 +159,25 @@ class _Recovery:
     # ---- 2
 
     def settle_names(self) -> None:
-        gone: list[str] = []
+        removed: list[str] = []
         archived = self._archived()
         self._note_quarantined_ids()
         for name in self._fs.list_dir(self._segments):
             path = f"{self._segments}/{name}"
             parsed = parse_segment_name(name)
             if parsed is not None and archived.get(parsed.segment_id) == self._fs.stat(path).inode:
-                gone.append(path)  # archived before the crash; only the new name was certainly on the disk
+                removed.append(path)  # archived before the crash; only the new name was certainly on the disk
             elif name.endswith(TEMPORARY_SUFFIX):
-                gone.append(path)
+                removed.append(path)
             elif parse_spare_name(name) is not None:
                 answer = self._header(path)
                 if not isinstance(answer, SegmentHeader):
-                    gone.append(path)  # never written to, or its records were lost in a power loss
+                    removed.append(path)  # never written to, or its records were lost in a power loss
                     continue
                 proper = SegmentName(answer.segment_index, answer.base_offset, answer.created_at)
                 self._fs.rename(path, f"{self._segments}/{proper}")
         # Even if nothing was found: an earlier run may have been killed between a rename and its sync.
-        remove_durably(self._fs, gone)
+        remove_durably(self._fs, removed)
         self._fs.sync_dir(self._segments)
 
     def _archived(self) -> dict[int, int]:

@@ -76,8 +76,8 @@ def restore_cold(
 
 
 def _row(one: RestoredStore) -> dict[str, Any]:
-    told = _as_dict(one)
-    return told | {"size_bytes": human_bytes(one.size_bytes), "damaged": len(one.damaged)}
+    described = _as_dict(one)
+    return described | {"size_bytes": human_bytes(one.size_bytes), "damaged": len(one.damaged)}
 
 
 def _as_dict(one: RestoredStore) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def _ref_of(text: str) -> BundleRef:
 
 def _find(directory: str, exporter: str | None, bundles: list[str] | None) -> _Listing:
     from quiver.delivery.dead_letters import dead_letters_root, exporters_with_dead_letters, read_dead_letters  # noqa: PLC0415
-    from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415
+    from quiver.pipeline.companion_stores import find_companion_stores  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.format.names import QUARANTINE_DIR, check_subscriber_id  # noqa: PLC0415
@@ -194,7 +194,7 @@ def _find(directory: str, exporter: str | None, bundles: list[str] | None) -> _L
     if exporter is not None:
         check_subscriber_id(exporter)
     listing = _Listing()
-    for roots in (instance_roots(REAL_FILES, directory), *stores_beside(REAL_FILES, directory).values()):
+    for roots in (instance_roots(REAL_FILES, directory), *find_companion_stores(REAL_FILES, directory).values()):
         for root in roots:
             for name in exporters_with_dead_letters(REAL_FILES, root):
                 if exporter not in {None, name}:

@@ -17,7 +17,7 @@ from quiver.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from quiver.demo.report import SignalAccount
+    from quiver.demo.report import SignalReport
     from quiver.demo.runner import Conductor
 
 __all__ = ["demo"]
@@ -57,14 +57,14 @@ def demo(
     def say(line: str) -> None:
         console.print(line, highlight=False)
 
-    with Conductor(directory.absolute(), pipeline, plan, say=say) as course:
+    with Conductor(directory.absolute(), pipeline, plan, report=say) as course:
         course.start_pipeline()
         course.start_load()
         ended = _watch(course, console)
         load_ended = course.load_ended
         code = course.stop_pipeline()
         elapsed_s = course.elapsed_s
-    rows = _account(course)
+    rows = _signal_rows(course)
     problems = _problems(course, rows, ended=ended, load_ended=load_ended, code=code)
     if as_json:
         print_json({"signals": rows, "seconds": round(elapsed_s, 1), "problems": problems, "directory": str(directory)})
@@ -120,10 +120,10 @@ def _watch(course: Conductor, console: Console) -> bool:
     return not going
 
 
-def _account(course: Conductor) -> list[dict[str, Any]]:
+def _signal_rows(course: Conductor) -> list[dict[str, Any]]:
     from quiver.demo.report import settle  # noqa: PLC0415
 
-    accounts: list[SignalAccount] = settle(course.output, course.load_dir, course.progress.sent)
+    accounts: list[SignalReport] = settle(course.output, course.load_dir, course.progress.sent)
     return [
         {
             "signal": one.signal,

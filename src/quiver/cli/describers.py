@@ -208,12 +208,12 @@ def _is_store(path: Path) -> bool:
 
 
 def _verify_store(path: Path, _assignments: Sequence[str] | None, _run_dir: Path | None) -> VerifySources:
-    from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.pipeline.companion_stores import find_companion_stores  # noqa: PLC0415 - keeps `--help` quick
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
 
     own = instance_roots(REAL_FILES, str(path))
     try:
-        beside = stores_beside(REAL_FILES, path)
+        beside = find_companion_stores(REAL_FILES, path)
     except OSError as error:
         reason = f"cannot look for companion stores of {path}: {error.strerror}"
         return VerifySources(own, [Finding(str(error.filename), 0, "not reached", reason)])

@@ -55,13 +55,13 @@ def repair(
 
 
 def _say(report: RepairReport) -> None:
-    for mend in report.mends:
+    for repaired in report.repairs:
         done, lost = ("planned:", "to lose:") if report.dry_run else ("repair: ", "lost:   ")
-        typer.echo(f"{mend.path}\n  problem: {mend.problem}\n  {done} {mend.mended}")
-        if mend.gave_up is not None:
-            typer.echo(f"  {lost} {mend.gave_up}")
-        if mend.copy is not None:
-            typer.echo(f"  copy:    {mend.copy}")
+        typer.echo(f"{repaired.path}\n  problem: {repaired.problem}\n  {done} {repaired.mended}")
+        if repaired.gave_up is not None:
+            typer.echo(f"  {lost} {repaired.gave_up}")
+        if repaired.copy is not None:
+            typer.echo(f"  copy:    {repaired.copy}")
     damaged = [finding.as_dict() for finding in report.left if finding.damaged]
     if damaged and not report.dry_run:
         print_table("still damaged", damaged)
@@ -69,5 +69,5 @@ def _say(report: RepairReport) -> None:
         verdict = "nothing was changed"
     else:
         verdict = f"{len(damaged)} files are still damaged" if damaged else "nothing is damaged"
-    things = "1 thing" if len(report.mends) == 1 else f"{len(report.mends)} things"
+    things = "1 thing" if len(report.repairs) == 1 else f"{len(report.repairs)} things"
     typer.echo(f"{report.root}: {things} to repair; {verdict}")

@@ -77,14 +77,14 @@ def run(
     options = RunOptions(
         given, directory, cores, drain_s, 0 if stop_with_stdin else None, os.environ.get("NOTIFY_SOCKET")
     )
-    _tell_briefly(checked, described)
+    _print_summary(checked, described)
     typer.echo(f"logs and state in {options.run_dir}; Ctrl-C stops")
 
-    code = run_pipeline(checked, options, reread=lambda: read_pipeline(pipeline, given, os.environ), say=typer.echo)
+    code = run_pipeline(checked, options, reread=lambda: read_pipeline(pipeline, given, os.environ), report=typer.echo)
     raise typer.Exit(code)
 
 
-def _tell_briefly(checked: Any, described: dict[str, Any]) -> None:
+def _print_summary(checked: Any, described: dict[str, Any]) -> None:
     from quiver.pipeline.diagram import as_text  # noqa: PLC0415
 
     typer.echo(as_text(checked))

@@ -64,7 +64,7 @@ def snapshot(
         else:
             instance_roots(fs, str(source))  # report problems of the store itself first
             others, problem = _others(source)
-            done = take(fs, str(source), str(to), now_ns=now_ns, beside=others)
+            done = take(fs, str(source), str(to), now_ns=now_ns, companions=others)
             done.notes += [problem] if problem else []
     if check:
         with Progress("reading back") as progress:
@@ -74,11 +74,11 @@ def snapshot(
 
 def _others(directory: Path) -> tuple[dict[str, str], str | None]:
     """Return the companion stores of *directory* by the suffix of their names, or the reason if they are unknown."""
-    from quiver.pipeline.companion_stores import beside, stores_beside  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.pipeline.companion_stores import beside, find_companion_stores  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     try:
-        found = stores_beside(REAL_FILES, directory)
+        found = find_companion_stores(REAL_FILES, directory)
     except OSError as error:
         return {}, f"the companion stores of {directory}, if any: {error.filename}: {error.strerror}"
     own = beside(directory, "run").name.removesuffix("run") if found else ""

@@ -39,13 +39,13 @@ def subscribers(
     delivers existing bundles again. If --to is ahead of the subscriber, undelivered bundles before that position are
     skipped permanently and recorded in quiver.drops.ID.
     """
-    from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.pipeline.companion_stores import find_companion_stores  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.reading.check import refuse_snapshot  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))
-    others = [root for stores in stores_beside(REAL_FILES, directory).values() for root in stores]
+    others = [root for stores in find_companion_stores(REAL_FILES, directory).values() for root in stores]
     if action not in ACTIONS:
         raise UsageError(f"unknown action {action!r}; use one of {', '.join(ACTIONS)}")
     if action == "list":

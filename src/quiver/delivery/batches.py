@@ -103,7 +103,7 @@ class BatchDelivery:
         except Exception as error:  # noqa: BLE001 - no exception of a client library may end a query
             return outcome_of_error(error)
 
-    def is_held(self, ref: BundleRef) -> bool:
+    def is_waiting_for_retry(self, ref: BundleRef) -> bool:
         """Return whether *ref* is in the retry set. A batch that runs again skips such a bundle."""
         return ref in self._undelivered.retries
 

@@ -92,7 +92,7 @@ class DeadLetterReplay:
 
     def _replay(self, may_continue: Callable[[], bool]) -> int:
         delivered = refused = 0
-        with self._letters.open_for_dropping() as opened:
+        with self._letters.open_for_removal() as opened:
             waiting = [
                 letter
                 for letter in ([] if opened is None else opened.sealed())

@@ -236,7 +236,7 @@ class DeadLetters:
         return True
 
     @contextlib.contextmanager
-    def open_for_dropping(self) -> Iterator[OpenDeadLetters | None]:
+    def open_for_removal(self) -> Iterator[OpenDeadLetters | None]:
         """
         Open the dead letters for dropping, in the process that adds them; yield None if there are none.
 
@@ -273,7 +273,7 @@ class DeadLetters:
                 # A store without subscribers may delete its data.
                 store.register(SUBSCRIBER_ID, start="earliest")
                 store.activate()
-                self._known = {found.letter.ref for found in _all_letters(self._fs, self.path, self._adapter)}
+                self._known = {found.letter.ref for found in _all_dead_letters(self._fs, self.path, self._adapter)}
             except BaseException:
                 store.close()
                 raise
@@ -363,7 +363,7 @@ def read_dead_letters(
         OSError: they cannot be read.
     """
     path = dead_letters_root(root, subscriber_id)
-    return _each_once(_all_letters(fs, path, adapter, [] if problems is None else problems))
+    return _each_once(_all_dead_letters(fs, path, adapter, [] if problems is None else problems))
 
 
 def count_dead_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
@@ -380,11 +380,11 @@ def count_dead_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
     if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
         return 0
     infos, logged = sealed_and_logged(fs, path)
-    state = _state_of_letters(fs, path, [])
+    state = _state_of_dead_letters(fs, path, [])
     return logged + sum(state.unresolved(SegmentRef.of(info)).bit_count() for info in infos)
 
 
-def _state_of_letters(fs: FileSystem, path: str, problems: list[CorruptionError]) -> SubscriberState:
+def _state_of_dead_letters(fs: FileSystem, path: str, problems: list[CorruptionError]) -> SubscriberState:
     try:
         progress = load_progress(fs, path, SUBSCRIBER_ID) if SUBSCRIBER_ID in find_subscribers(fs, path) else None
     except CorruptionError as damage:
@@ -401,7 +401,7 @@ def _each_once(found: Iterable[_Found]) -> list[DeadLetter]:
     return list(known.values())
 
 
-def _all_letters(
+def _all_dead_letters(
     fs: FileSystem, path: str, adapter: Adapter, problems: list[CorruptionError] | None = None
 ) -> Iterator[_Found]:
     if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
@@ -409,7 +409,7 @@ def _all_letters(
     reader = StoreReader(path, fs=fs, adapter=adapter)
     if problems is not None:
         reader.problems = problems
-    state = _state_of_letters(fs, path, reader.problems)
+    state = _state_of_dead_letters(fs, path, reader.problems)
     for place, bundle in reader.bundles():
         if state.is_resolved(place):
             continue
@@ -508,7 +508,7 @@ def open_dead_letters(
 @contextlib.contextmanager
 def _box(fs: FileSystem, path: str, adapter: Adapter) -> Iterator[OpenDeadLetters]:
     with SubscriberFile(fs, path, SUBSCRIBER_ID) as file:
-        found = list(_all_letters(fs, path, adapter))
+        found = list(_all_dead_letters(fs, path, adapter))
         counts = {info.seq: info.bundle_count for info in find_segments(fs, path).infos}
         file.know([SegmentRef(seq, count) for seq, count in sorted(counts.items())])
         yield OpenDeadLetters(file, found, counts, path)

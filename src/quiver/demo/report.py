@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 
 from quiver.demo.names import ID_KEY, SIGNALS, ids_path
 
-__all__ = ["SignalAccount", "exported_ids", "exported_rows", "settle"]
+__all__ = ["SignalReport", "exported_ids", "exported_rows", "settle"]
 
 ROWS_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class SignalAccount:
+class SignalReport:
     """
     One row of the demo's table.
 
@@ -79,9 +79,9 @@ def confirmed_ids(directory: Path, signal: str) -> Any:
     return pa.Array.from_buffers(pa.int64(), len(data) // 8, [None, pa.py_buffer(data)])
 
 
-def settle(output: Path, load_dir: Path, sent: Mapping[str, int]) -> list[SignalAccount]:
+def settle(output: Path, load_dir: Path, sent: Mapping[str, int]) -> list[SignalReport]:
     """Return the report of every signal."""
-    rows: list[SignalAccount] = []
+    rows: list[SignalReport] = []
     for signal in SIGNALS:
         confirmed = confirmed_ids(load_dir, signal)
         exported = exported_ids(output, signal)
@@ -89,6 +89,6 @@ def settle(output: Path, load_dir: Path, sent: Mapping[str, int]) -> list[Signal
         # A row without an id is unexpected: it counts as a duplicate, so that it is reported.
         distinct = pc.count_distinct(exported, mode="only_valid").as_py()
         rows.append(
-            SignalAccount(signal, sent[signal], len(confirmed), len(exported), missing, len(exported) - distinct)
+            SignalReport(signal, sent[signal], len(confirmed), len(exported), missing, len(exported) - distinct)
         )
     return rows

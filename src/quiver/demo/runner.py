@@ -102,10 +102,10 @@ class Conductor:
         directory: an existing, empty directory for all files.
         pipeline: the pipeline file.
         plan: the load and the kills.
-        say: called with a line of text for each event.
+        report: called with a line of text for each event.
     """
 
-    def __init__(self, directory: Path, pipeline: Path, plan: DemoPlan, *, say: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, pipeline: Path, plan: DemoPlan, *, report: Callable[[str], None]) -> None:
         self.plan = plan
         self.progress = Progress()
         self.run_dir = directory / "run"
@@ -113,7 +113,7 @@ class Conductor:
         self.output = directory / "parquet"
         self._directory = directory
         self._pipeline = pipeline
-        self._say = say
+        self._report_line = report
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._loaders: list[_Loader] = []
         self._killed: list[str] = []
@@ -171,11 +171,11 @@ class Conductor:
             self._supervisor = subprocess.Popen(  # noqa: S603 - a trusted command
                 argv, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        self._say("pipeline started; waiting for its ports and for Spark")
+        self._report_line("pipeline started; waiting for its ports and for Spark")
         for _ in self._until(START_DEADLINE_S, "the pipeline was not ready"):
             if len(self._ready_pids()) == 2:
                 break
-        self._say(f"ports open, Spark runs after {self.elapsed_s:.1f} s")
+        self._report_line(f"ports open, Spark runs after {self.elapsed_s:.1f} s")
 
     def start_load(self) -> None:
         """Start the load processes."""
@@ -194,7 +194,7 @@ class Conductor:
                 )
             self._loaders.append(_Loader(number, protocol, process))
         self._moved = SYSTEM_CLOCK.monotonic()
-        self._say(f"{plan.workers} load processes started, gRPC and HTTP in turn")
+        self._report_line(f"{plan.workers} load processes started, gRPC and HTTP in turn")
 
     def step(self) -> bool:
         """
@@ -259,7 +259,7 @@ class Conductor:
                 self._starts[name] = child["starts"]
                 # On a busy machine Spark takes up to a minute to restart: its next export is measured separately.
                 self._moved = SYSTEM_CLOCK.monotonic()
-                self._say(f"{name} is back and ready as process {child['pid']} at {self.elapsed_s:.1f} s")
+                self._report_line(f"{name} is back and ready as process {child['pid']} at {self.elapsed_s:.1f} s")
 
     def _ready_pids(self) -> set[int]:
         found: set[int] = set()
@@ -282,7 +282,7 @@ class Conductor:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             self._killed.append(name)
-            self._say(f"SIGKILL to {name}, process {pid}, at {self.elapsed_s:.1f} s with data flowing")
+            self._report_line(f"SIGKILL to {name}, process {pid}, at {self.elapsed_s:.1f} s with data flowing")
 
 
 def _share(total: int, number: int, workers: int) -> int:

@@ -9,7 +9,7 @@ from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cores.instances import instance_roots
 
-__all__ = ["beside", "stores_beside"]
+__all__ = ["beside", "find_companion_stores"]
 
 _MADE = re.compile(r"(intake|staged)(-.+)?")
 """The names of implicit buffers on disk; `quiver.pipeline.config.flow` generates them."""
@@ -34,7 +34,7 @@ def beside(directory: str | Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
-def stores_beside(fs: FileSystem, directory: str | Path) -> dict[str, list[str]]:
+def find_companion_stores(fs: FileSystem, directory: str | Path) -> dict[str, list[str]]:
     """
     Return the implicit buffers of a pipeline next to the store at *directory*, sorted, each with its stores: the buffer
     itself, or one store for each core.

@@ -61,23 +61,23 @@ class CountsRead:
         self._path = str(run_dir / SPARK_COUNTS)
         self._observer = observer
         self._pid: object = None
-        self._told: dict[_Key, int] = {}
+        self._reported: dict[_Key, int] = {}
 
     def look(self) -> None:
         """Add the new counts of the other process. A missing or unreadable file adds nothing."""
         try:
-            said = json.loads(REAL_FILES.read_all(self._path, size_max=COUNTS_BYTES_MAX))
-            pid = said["pid"]
+            recorded = json.loads(REAL_FILES.read_all(self._path, size_max=COUNTS_BYTES_MAX))
+            pid = recorded["pid"]
             counts: dict[_Key, int] = {
                 (str(name), tuple(sorted(attributes.items()))): int(amount)
-                for name, attributes, amount in said["counts"]
+                for name, attributes, amount in recorded["counts"]
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return
         if pid != self._pid:
-            self._pid, self._told = pid, {}
+            self._pid, self._reported = pid, {}
         for key, amount in counts.items():
-            more = amount - self._told.get(key, 0)
-            if more > 0 or key not in self._told:  # a counter that is 0 is reported once, too
+            more = amount - self._reported.get(key, 0)
+            if more > 0 or key not in self._reported:  # a counter that is 0 is reported once, too
                 self._observer.count(key[0], more, **dict(key[1]))
-        self._told = counts
+        self._reported = counts

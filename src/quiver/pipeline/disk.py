@@ -13,7 +13,7 @@ from quiver.store.limits.disk_budget import DiskBudget, DiskShare, working_bytes
 if TYPE_CHECKING:
     from quiver.pipeline.model import Pipeline
 
-__all__ = ["budget_of", "buffer_share", "letters_share", "too_small"]
+__all__ = ["budget_of", "buffer_share", "dead_letter_share", "too_small"]
 
 
 def too_small(pipeline: Pipeline, cores: int = 1) -> str | None:
@@ -41,7 +41,7 @@ def buffer_share(budget: DiskBudget | None, path: str) -> DiskShare | None:
     return None if budget is None else budget.buffer(directory_name(path))
 
 
-def letters_share(budget: DiskBudget | None, path: str) -> DiskShare | None:
+def dead_letter_share(budget: DiskBudget | None, path: str) -> DiskShare | None:
     """Return the share of *budget* for the dead letters of the buffer at *path*; None without a budget."""
     return None if budget is None else budget.letters(directory_name(path))
 

@@ -51,23 +51,25 @@ def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
 
 def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
     """Describe in sentences which guarantees the pipeline gives, and which it does not."""
-    said = []
+    sentences = []
     exporters = [route for buffer in pipeline.buffers for route in buffer.routes if route.into is None]
     if not exporters:
-        said.append("No exporter: received data is kept until another program reads it.")
+        sentences.append("No exporter: received data is kept until another program reads it.")
     elif len(exporters) == 1:
-        said.append("The exporter receives everything.")
+        sentences.append("The exporter receives everything.")
     else:
-        said.append(f"Each of the {len(exporters)} exporters receives everything; data is not divided between them.")
+        sentences.append(
+            f"Each of the {len(exporters)} exporters receives everything; data is not divided between them."
+        )
     for buffer in pipeline.buffers:
         if buffer.kind == "intake":
             ends = _listed(route.name for route in buffer.routes)
-            said.append(
+            sentences.append(
                 f"Received data waits in {buffer.config.path}, with the same durability as in {ends}, "
                 "until it is processed."
             )
         elif buffer.kind == "staged":
-            said.append(
+            sentences.append(
                 f"{buffer.routes[0].name} sends bundles, not rows: the output of the processors before it waits in "
                 f"{buffer.config.path}."
             )
@@ -75,30 +77,32 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
         cap = size_words(
             next(one.config.settings.size_cap_bytes or 0 for one in pipeline.buffers if one.kind == "memory")
         )
-        said.append(
+        sentences.append(
             f"There is no persistence node: up to {cap} wait in memory. When this pipeline stops or dies, data that "
             "was not exported is lost, even if it was confirmed."
         )
-        kept = [one.config.path or f"of {one.name}" for one in pipeline.buffers if _keeps_letters_in_memory(one)]
+        kept = [one.config.path or f"of {one.name}" for one in pipeline.buffers if _keeps_dead_letters_in_memory(one)]
         if kept:
-            said.append(
+            sentences.append(
                 "Dead letters are in memory, too, and are lost with it: list or replay them while the pipeline runs "
                 f"(quiver dead-letters list {' and '.join(kept)})."
             )
     if pipeline.disk is not None:
-        said.append(
+        sentences.append(
             f"All buffers and dead letters together use at most {size_words(pipeline.disk.size_cap)} of the disk."
         )
-    said += [
+    sentences += [
         f"Warning: {text}"
         for text in (*_exposed(pipeline), *_loops(pipeline), *_unlogged(pipeline), *_too_many(pipeline))
     ]
     if cores is not None and cores > 1:
-        said.append(f"{cores} ingest processes share each port, each with its own store; exporters read all of them.")
-    return said
+        sentences.append(
+            f"{cores} ingest processes share each port, each with its own store; exporters read all of them."
+        )
+    return sentences
 
 
-def _keeps_letters_in_memory(buffer: Buffer) -> bool:
+def _keeps_dead_letters_in_memory(buffer: Buffer) -> bool:
     return buffer.kind == "memory" and any(
         route.config.policy().on_exhausted == "dead_letter" for route in buffer.routes
     )
@@ -171,10 +175,10 @@ def _receivers(buffer: Buffer) -> list[tuple[str, ReceiverConfig | PolledReceive
 
 
 def _receiver(name: str, config: ReceiverConfig | PolledReceiverConfig, buffer: Buffer) -> dict[str, Any]:
-    told = config.describe()
-    if buffer.kind == "memory" and "ack" in told:
-        told["ack"] = "logged"  # there is nothing to sync
-    return {"node": name, **told, "into": buffer.name}
+    described = config.describe()
+    if buffer.kind == "memory" and "ack" in described:
+        described["ack"] = "logged"  # there is nothing to sync
+    return {"node": name, **described, "into": buffer.name}
 
 
 def _durability(buffer: Buffer) -> str:
@@ -228,8 +232,8 @@ def _does(node: Node) -> str:
         key: getattr(node.config, key) for key in type(node.config).model_fields if key in node.config.model_fields_set
     }
     # A salt or a value may be a secret.
-    told = ", ".join(f"{key}: {_shown(value)}" for key, value in keys.items() if "salt" not in key)
-    return f"{node.plugin.name}: {told}" if told else node.plugin.name
+    described = ", ".join(f"{key}: {_shown(value)}" for key, value in keys.items() if "salt" not in key)
+    return f"{node.plugin.name}: {described}" if described else node.plugin.name
 
 
 def _shown(value: Any) -> str:

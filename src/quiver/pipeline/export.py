@@ -99,12 +99,12 @@ class _Export:
                 self._halt(error)
                 return
             self._start_again_later(now, error)
-        elif self._running is not None and self._running.sieve.failed is not None:
-            failed = self._running.sieve.failed
+        elif self._running is not None and self._running.bundle_filter.failed is not None:
+            failed = self._running.bundle_filter.failed
             self.stop()
             self._start_again_later(now, failed)
-        elif self._running is not None and self._running.sieve.halted is not None:
-            halted = self._running.sieve.halted
+        elif self._running is not None and self._running.bundle_filter.halted is not None:
+            halted = self._running.bundle_filter.halted
             self.stop()
             self._halt(halted)
             return
@@ -154,10 +154,10 @@ class _Export:
         self._running = start_query(self._spark, self._plan, self._observer, stats=self.stats)
         self._is_up = False
         self._started_at = now
-        self._replay_letters()
+        self._replay_dead_letters()
         _log.info("%s runs: %s → %s", self.name, self._plan.store_path, self._plan.route.config.destination)
 
-    def _replay_letters(self) -> None:
+    def _replay_dead_letters(self) -> None:
         config = self._plan.route.config
         is_wanted = config.policy().on_exhausted == "dead_letter" and config.letters().replay == "auto"
         if is_wanted and self._replay is None:
@@ -265,7 +265,7 @@ def export(context: ChildContext) -> None:
         raise UsageError(str(error)) from error
     name = f"quiver {Path(pipeline.source).name}"
     spark = session(app_name=name, config=spark_settings(pipeline), scratch=context.scratch)
-    context.lifeline.hear_signals()
+    context.watchdog.hear_signals()
     if not _await_registration(context, plans):
         spark.stop()
         return
@@ -274,8 +274,8 @@ def export(context: ChildContext) -> None:
     look_at_all(exports)
     write_ready(context.run_dir, SPARK_READY, {"exporters": [one.name for one in exports]})
     scratch = Path(spark.conf.get("spark.local.dir") or "/")
-    while not context.lifeline.wait(LOOK_S):
-        if context.lifeline.reload_asked():
+    while not context.watchdog.wait(LOOK_S):
+        if context.watchdog.reload_requested():
             reload_log_level(context)
         if not scratch.exists():
             # Another program cleaned up temporary files. Spark could start nothing any more.
@@ -286,7 +286,7 @@ def export(context: ChildContext) -> None:
             one.save_report()
     for one in exports:
         one.look()  # an exporter that was waiting to start has data to write, too
-    drain_s = context.lifeline.left_s(context.drain_s)
+    drain_s = context.watchdog.left_s(context.drain_s)
     _log.info("stopping: writing sealed data for at most %.0f s", drain_s)
     _drain(exports, drain_s)
     _at_once("stop", exports, _Export.stop, STOP_S + CLOSE_S)
@@ -308,7 +308,7 @@ def _await_registration(context: ChildContext, plans: Sequence[QueryPlan]) -> bo
     waiting = [path for plan in plans for path in plan.registrations]
     while waiting:
         waiting = [path for path in waiting if not os.path.exists(path)]  # noqa: PTH110
-        if waiting and context.lifeline.wait(LOOK_S):
+        if waiting and context.watchdog.wait(LOOK_S):
             return False
     return True
 

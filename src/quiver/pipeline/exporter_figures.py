@@ -47,12 +47,12 @@ class ExporterFigures:
         return {name: self._of(name, stores, lags) for name, stores in found.items()}
 
     def _of(self, name: str, stores: Sequence[Store], lags: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
-        told = [self._beside(store.path, name) | {"behind_s": lags[store.path].get(name)} for store in stores]
+        figures = [self._beside(store.path, name) | {"behind_s": lags[store.path].get(name)} for store in stores]
         return {
-            "last_success_s": _all(max, told, "last_success_s"),
-            "retry_queue_bundles": _all(sum, told, "retry_queue_bundles"),
-            "dead_letters": _all(sum, told, "dead_letters"),
-            "behind_s": _all(max, told, "behind_s"),
+            "last_success_s": _all(max, figures, "last_success_s"),
+            "retry_queue_bundles": _all(sum, figures, "retry_queue_bundles"),
+            "dead_letters": _all(sum, figures, "dead_letters"),
+            "behind_s": _all(max, figures, "behind_s"),
         }
 
     def _beside(self, root: str, name: str) -> dict[str, Figure]:
@@ -78,6 +78,6 @@ def _behind(store: Store) -> dict[str, float]:
     return {name: max(one["lag_seconds"], unsealed_s) for name, one in figures["subscribers"].items()}
 
 
-def _all(combine: Callable[[list[float]], float], told: Sequence[Mapping[str, Figure]], key: str) -> Figure:
-    known = [value for value in (one.get(key) for one in told) if value is not None]
+def _all(combine: Callable[[list[float]], float], figures: Sequence[Mapping[str, Figure]], key: str) -> Figure:
+    known = [value for value in (one.get(key) for one in figures) if value is not None]
     return combine(known) if known else None

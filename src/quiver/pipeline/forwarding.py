@@ -71,11 +71,11 @@ class _Exporter:
         stores: int,
         share: DiskShare | None,
     ) -> None:
-        self.told = f"{name} → {config.destination}"
-        policy, letters_policy = config.policy(), config.letters()
+        self.description = f"{name} → {config.destination}"
+        policy, dead_letter_policy = config.policy(), config.letters()
         letters = None
         if policy.on_exhausted == "dead_letter":
-            settings = letters_policy.settings(stores)
+            settings = dead_letter_policy.settings(stores)
             letters = DeadLetters(
                 store.path, name, settings=settings, adapter=store.adapter, observer=observer, share=share
             )
@@ -93,7 +93,7 @@ class _Exporter:
         self._confirmed = self._denied = 0
         self._was_failing = False
         self._replay: DeadLetterReplay | None = None
-        if letters is not None and letters_policy.replay == "auto":
+        if letters is not None and dead_letter_policy.replay == "auto":
             random = Random()  # noqa: S311 - jitter, not a secret
             self._replay = DeadLetterReplay(
                 name, letters, self._send_again, random=random, clock=SYSTEM_CLOCK, observer=observer
@@ -153,7 +153,7 @@ class Forwarding:
         store: a store that stays open until after this context is left.
         observer: receives counts and events.
         stores: the number of cores that share the caps of dead letters.
-        letters_share: the share of the disk budget for dead letters.
+        dead_letter_share: the share of the disk budget for dead letters.
 
     Attributes:
         drain_s: the time limit for sending on leaving, in seconds.
@@ -169,13 +169,13 @@ class Forwarding:
         observer: Observer,
         *,
         stores: int = 1,
-        letters_share: DiskShare | None = None,
+        dead_letter_share: DiskShare | None = None,
     ) -> None:
         self.drain_s = DRAIN_S
         self._exporters: list[_Exporter] = []
         try:
             for name, config in pipeline.forwarders:
-                self._exporters.append(_Exporter(name, config, store, observer, stores, letters_share))
+                self._exporters.append(_Exporter(name, config, store, observer, stores, dead_letter_share))
         except BaseException:
             self._break_off()
             raise
@@ -184,7 +184,7 @@ class Forwarding:
         try:
             for one in self._exporters:
                 one.start()
-                _log.info("%s runs", one.told)
+                _log.info("%s runs", one.description)
         except BaseException:
             self._break_off()
             raise
@@ -215,7 +215,9 @@ class Forwarding:
             if left:
                 state = one.forwarder.state()
                 problem = state.halted or state.problem
-                _log.warning("%s: %d bundles stay in the store%s", one.told, left, f": {problem}" if problem else "")
+                _log.warning(
+                    "%s: %d bundles stay in the store%s", one.description, left, f": {problem}" if problem else ""
+                )
 
 
 def _identity(store: Store) -> str:

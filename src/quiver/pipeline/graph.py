@@ -24,7 +24,7 @@ from quiver.pipeline.config.exporter import (
     QueryExporterConfig,
     QuiverExporterConfig,
     SparkExporterConfig,
-    is_said,
+    is_given,
 )
 from quiver.pipeline.config.flow import BufferPlan, plan_buffers
 from quiver.pipeline.config.limits import DiskConfig, MemoryConfig
@@ -172,7 +172,7 @@ def _nodes(document: Document, raw: Mapping[str, RawNode], plans: list[BufferPla
 def _node(document: Document, raw: RawNode, defaults: Mapping[str, Any]) -> Node:
     fields = () if raw.plugin.model is None else raw.plugin.model.model_fields
     # Keys of the node itself take precedence, in any spelling.
-    inside = {key: value for key, value in defaults.items() if key in fields and not is_said(raw.config, key)}
+    inside = {key: value for key, value in defaults.items() if key in fields and not is_given(raw.config, key)}
     inside |= dict(raw.config)
     config = raw.plugin.config(document, (*raw.path, "config"), inside)
     if raw.plugin.is_store:

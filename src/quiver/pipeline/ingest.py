@@ -23,7 +23,7 @@ from quiver.errors import CapacityError, PipelineError, QuiverError, StoreClosed
 from quiver.observe import InMemoryObserver, Observer
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
 from quiver.pipeline.counts import CountsRead
-from quiver.pipeline.disk import budget_of, buffer_share, letters_share
+from quiver.pipeline.disk import budget_of, buffer_share, dead_letter_share
 from quiver.pipeline.exporter_figures import ExporterFigures
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.health import Health
@@ -55,7 +55,7 @@ class _Station:
     store: Store | MultiCoreStore
     own: Store
     observer: Observer
-    letters_share: DiskShare | None = None
+    dead_letter_share: DiskShare | None = None
     sending: dict[str, Forwarding] = field(default_factory=dict)
 
     @property
@@ -72,7 +72,9 @@ class _Station:
                 continue
             try:
                 cores = self.store.core_count if isinstance(self.store, MultiCoreStore) else 1
-                forwarding = Forwarding(self.part, store, self.observer, stores=cores, letters_share=self.letters_share)
+                forwarding = Forwarding(
+                    self.part, store, self.observer, stores=cores, dead_letter_share=self.dead_letter_share
+                )
                 self.sending[store.path] = forwarding.__enter__()
             except StoreClosedError:
                 if store in self.open_stores():
@@ -150,13 +152,13 @@ def ingest(context: ChildContext) -> None:
             counts = CountsRead(context.run_dir, observer)
             _receive(context, stations, counts, health)
             _close(context, stations)
-            while not context.lifeline.wait(LOOK_S):
+            while not context.watchdog.wait(LOOK_S):
                 _look(context, stations, counts)
             _take_over(stations)
         except BaseException:
             _stop_sending(stations, 0.0)
             raise
-        _stop_sending(stations, context.lifeline.left_s(context.drain_s))
+        _stop_sending(stations, context.watchdog.left_s(context.drain_s))
     _log.info("stopped")
 
 
@@ -225,7 +227,7 @@ def _open(
         # Register before the first port opens: subscribers would miss data that arrives earlier.
         store.register(name, start="earliest")
     store.activate()
-    return _Station(part, store, own, observer, letters_share(budget, config.path))
+    return _Station(part, store, own, observer, dead_letter_share(budget, config.path))
 
 
 def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead, health: Health) -> None:
@@ -246,8 +248,8 @@ def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead
         health.phase = "listening"
         write_ready(context.run_dir, context.ready_name, {"listening": listening})
         _log.info("listening on %s", ", ".join(listening))
-        while not context.lifeline.wait(LOOK_S) and not context.lifeline.is_closing:
-            if context.lifeline.reload_asked():
+        while not context.watchdog.wait(LOOK_S) and not context.watchdog.is_closing:
+            if context.watchdog.reload_requested():
                 _reload(context, stations)
             _look(context, stations, counts)
     finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.pipeline.config.exporter import ParquetExporterConfig, QueryExporterConfig
 from quiver.pipeline.config.processor import UserProcessorConfig
-from quiver.pipeline.disk import budget_of, buffer_share, letters_share
+from quiver.pipeline.disk import budget_of, buffer_share, dead_letter_share
 from quiver.pipeline.model import Buffer, Pipeline, Route, memory_directory
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import MIB
@@ -66,7 +66,7 @@ class QueryPlan:
         route: the route that it implements.
         may_lose: whether policy may drop data before the query has read it; the query then continues without that data.
         stores: the directory of the store of each core, or of the only one.
-        letters_share: the share of the disk budget for its dead letters.
+        dead_letter_share: the share of the disk budget for its dead letters.
         batch_bytes_max: the maximum size of a batch if it is written to a buffer with a cap; None for the default.
     """
 
@@ -78,7 +78,7 @@ class QueryPlan:
     route: Route
     may_lose: bool
     stores: tuple[str, ...]
-    letters_share: DiskShare | None = None
+    dead_letter_share: DiskShare | None = None
     batch_bytes_max: int | None = None
 
     def letters(self, root: str, subscriber: str, *, observer: Observer | None = None) -> DeadLetters:
@@ -86,7 +86,7 @@ class QueryPlan:
         from quiver.delivery.dead_letters import DeadLetters  # noqa: PLC0415 - brings the engine
 
         settings = self.route.config.letters().settings(len(self.stores))
-        return DeadLetters(root, subscriber, settings=settings, observer=observer, share=self.letters_share)
+        return DeadLetters(root, subscriber, settings=settings, observer=observer, share=self.dead_letter_share)
 
 
 def plan_queries(pipeline: Pipeline, run_dir: Path, *, cores: int | None = None) -> list[QueryPlan]:
@@ -113,7 +113,7 @@ def _plan(buffer: Buffer, route: Route, run_dir: Path, cores: int | None, budget
     # If policy may drop data that is not exported yet, the export must not stop because of it.
     may_lose = settings.size_cap_policy == "drop_oldest" or settings.max_age_s is not None
     stores = tuple(_stores(store_path, cores))
-    share = letters_share(None if buffer.kind == "memory" else budget, buffer.config.path)
+    share = dead_letter_share(None if buffer.kind == "memory" else budget, buffer.config.path)
     return QueryPlan(
         route.name, route.name, store_path, tuple(registrations), checkpoint, route, may_lose, stores, share
     )
@@ -150,8 +150,8 @@ def _checkpoint(buffer: Buffer, route: Route, run_dir: Path) -> str:
 
 def spark_settings(pipeline: Pipeline) -> dict[str, str]:
     """Return the configuration of the Spark session for *pipeline*."""
-    turns = any(route.strategy == "round_robin" for route in pipeline.routes.values() if route.is_query)
-    return {"spark.scheduler.mode": "FAIR" if turns else "FIFO"}
+    is_fair = any(route.strategy == "round_robin" for route in pipeline.routes.values() if route.is_query)
+    return {"spark.scheduler.mode": "FAIR" if is_fair else "FIFO"}
 
 
 def chain_of(route: Route) -> list[Any]:
@@ -167,11 +167,11 @@ class RunningQuery:
     """A running query, and the retry queue of the bundles that its processors failed on."""
 
     query: StreamingQuery
-    sieve: BadBundleFilter
+    bundle_filter: BadBundleFilter
 
     def close(self) -> None:
         """Release the retry queue, which the next query of this plan needs. Stop the query first."""
-        self.sieve.close()
+        self.bundle_filter.close()
 
 
 def start_query(
@@ -200,7 +200,7 @@ def start_query(
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.subscriber)
     config: Any = plan.route.config
     milliseconds = max(round(getattr(config, "trigger", 0.0) * 1000), 1)
-    sieve = BadBundleFilter(
+    bundle_filter = BadBundleFilter(
         export_of(plan, stats),
         plan.subscriber,
         config.policy(),
@@ -216,16 +216,16 @@ def start_query(
             spark,
             plan.store_path,
             plan.subscriber,
-            sieve,
+            bundle_filter,
             checkpoint=plan.checkpoint,
             trigger={"availableNow": True} if once else {"processingTime": f"{milliseconds} milliseconds"},
             options=source_options(plan),
             query_name=plan.name,
         )
     except BaseException:
-        sieve.close()
+        bundle_filter.close()
         raise
-    return RunningQuery(query, sieve)
+    return RunningQuery(query, bundle_filter)
 
 
 def source_options(plan: QueryPlan) -> dict[str, str]:

@@ -90,7 +90,7 @@ class Description:
     problems: list[Problem] = field(default_factory=list)
 
     @property
-    def sound(self) -> bool:
+    def is_intact(self) -> bool:
         """Return whether nothing is damaged; warnings do not count."""
         return all(problem.level == "warning" for problem in self.problems)
 
@@ -101,7 +101,7 @@ class Description:
             "kind": self.kind,
             "size_bytes": self.size_bytes,
             "version": self.version,
-            "sound": self.sound,
+            "sound": self.is_intact,
             "fields": self.fields,
             "tables": self.tables,
             "problems": [

@@ -247,12 +247,12 @@ class Catalog:
             OSError: a file could not be removed; it stays in the catalog and can be tried again.
         """
         with self._lock:
-            gone = [self._segments[seq] for seq in seqs if seq in self._segments]
-            self._leaving.update(info.seq for info in gone)
-            local = [info for info in gone if info.seq not in self._cold]
+            removed = [self._segments[seq] for seq in seqs if seq in self._segments]
+            self._leaving.update(info.seq for info in removed)
+            local = [info for info in removed if info.seq not in self._cold]
         if local:
             remove_durably(self._fs, [info.path for info in local])
-        for info in gone:
+        for info in removed:
             self.forget(info.seq)
         return sum(info.size_bytes for info in local)
 

@@ -90,7 +90,7 @@ class SlotEncoder:
     def __init__(self) -> None:
         self._schemas: dict[int, list[StreamSchema]] = {}
         # By slot, of the entry adopted last: fingerprint, the schema's message, and what it means.
-        self._adopted: dict[int, tuple[bytes, bytes, StreamSchema]] = {}
+        self._logged_schemas: dict[int, tuple[bytes, bytes, StreamSchema]] = {}
 
     def encode(
         self, slots: Mapping[int, pa.RecordBatch], fingerprints: Mapping[int, bytes] | None = None
@@ -123,7 +123,7 @@ class SlotEncoder:
             encoded.append(EncodedSlot(slot, stream, rows, message, size))
         return _encoded_bundle((encoded, bitmap, total))
 
-    def adopt(self, slots: Sequence[WalSlot]) -> EncodedBundle | None:
+    def encode_logged(self, slots: Sequence[WalSlot]) -> EncodedBundle | None:
         """
         Return the slots of a log entry without decoding or copying: messages are views into it.
 
@@ -137,16 +137,16 @@ class SlotEncoder:
             message_end = size - len(END_OF_STREAM)
             if message_end < _MESSAGE_HEAD.size or payload[message_end:] != END_OF_STREAM:
                 return None
-            known = self._adopted.get(slot)
+            known = self._logged_schemas.get(slot)
             schema_end = 0 if known is None else len(known[1])
             if known is not None and known[0] == fingerprint and payload[:schema_end] == known[1]:
                 stream = known[2]
             else:
                 schema_end = _MESSAGE_HEAD.size + _MESSAGE_HEAD.unpack_from(payload)[1]
-                adopted = self._adopt_schema(slot, fingerprint, payload[:schema_end])
-                if adopted is None:
+                stream_schema = self._schema_from_log(slot, fingerprint, payload[:schema_end])
+                if stream_schema is None:
                     return None
-                stream = adopted
+                stream = stream_schema
             message = payload[schema_end:message_end].cast("b")  # as the arena and pyarrow have it
             if not is_one_batch_message(message):
                 return None
@@ -155,7 +155,7 @@ class SlotEncoder:
             encoded.append(EncodedSlot(slot, stream, row_count, message, size))
         return _encoded_bundle((encoded, bitmap, total))
 
-    def _adopt_schema(self, slot: int, fingerprint: bytes, schema_message: memoryview) -> StreamSchema | None:
+    def _schema_from_log(self, slot: int, fingerprint: bytes, schema_message: memoryview) -> StreamSchema | None:
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
             stream = self._stream_schema(slot, schema, fingerprint)
@@ -163,7 +163,7 @@ class SlotEncoder:
             return None
         if stream.has_dictionaries or stream.schema_message != schema_message:
             return None
-        self._adopted[slot] = fingerprint, bytes(schema_message), stream
+        self._logged_schemas[slot] = fingerprint, bytes(schema_message), stream
         return stream
 
     def _stream_schema(self, slot: int, schema: pa.Schema, fingerprint: bytes | None) -> StreamSchema:

@@ -9,7 +9,7 @@ from quiver.store.encode import EncodedBundle, slot_pieces, write_slots
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD
 from quiver.store.limits.admission import Admission
 from quiver.store.sealing.schedule import Sealing
-from quiver.store.segment.log_backed import LoggedMessage
+from quiver.store.segment.log_backed import LogBackedMessage
 from quiver.store.wal.writer import WalWriter
 
 __all__ = ["ENTRY_OVERHEAD", "StoreEntries"]
@@ -61,7 +61,7 @@ class StoreEntries:
         log = self._sealing.log
         log.note(end - nbytes, end)
         prefix = bytes(memoryview(message)[:8])
-        slot.message = LoggedMessage(log, end - nbytes, nbytes, len(head), len(message), prefix)
+        slot.message = LogBackedMessage(log, end - nbytes, nbytes, len(head), len(message), prefix)
         return end
 
     def _log_when_there_is_room(

@@ -86,7 +86,7 @@ class MaintenancePass:
             sealed = 0
             while sealing.may_write() and self._sealer.seal_pending():
                 sealed += 1
-            sealed += self._sealer.adopt(self._admission.may_import)
+            sealed += self._sealer.import_staged(self._admission.may_import)
             progress_written = self._attempt(cleanup.write_progress)
             self._attempt(cleanup.continue_drops)
             if self._cold_tier.is_used:

@@ -250,7 +250,7 @@ class LogFound:
         replay: entries that no segment contains, in order, with their file.
         rotated: retired files.
         active: the scan of the active file, or None.
-        active_sound: the active file may be continued.
+        is_active_valid: the active file may be continued.
         position_end: the end of all entries: the lowest position for the next entry.
         next_sequence: above every sequence number found.
         torn_bytes: bytes after the last valid entry of the active file.
@@ -259,7 +259,7 @@ class LogFound:
     replay: Replay
     rotated: list[RotatedFile] = field(default_factory=list)
     active: WalFileScan | None = None
-    active_sound: bool = False
+    is_active_valid: bool = False
     position_end: int = 0
     next_sequence: int = 0
     torn_bytes: int = 0
@@ -395,8 +395,8 @@ def scan_log(
         _report(fs, root, scan, start, rotated=file.number is not None, observer=observer)
         if file.number is None:
             found.active = scan
-            sound = scan.header is not None and scan.header_valid and not scan.damage
-            found.active_sound = sound and trusted and shift == 0
+            is_valid = scan.header is not None and scan.header_valid and not scan.damage
+            found.is_active_valid = is_valid and trusted and shift == 0
             found.torn_bytes = scan.size_bytes - scan.tail_offset if scan.tail == "torn" else 0
         else:
             found.rotated.append(RotatedFile(file.path, file.number, end, scan.size_bytes))
@@ -501,7 +501,7 @@ def continue_log(
     path = f"{directory}/quiver.wal"
     scan = found.active
     rotated = list(found.rotated)
-    retire = scan is not None and not (found.active_sound and scan.position_end == found.position_end)
+    retire = scan is not None and not (found.is_active_valid and scan.position_end == found.position_end)
     if scan is not None and retire and scan.entries:
         number = max((file.number for file in rotated), default=0) + 1
         target = f"{directory}/{wal_rotated_name(number)}"
@@ -529,7 +529,7 @@ def continue_log(
     header = scan.header
     if header is not None:
         size = scan.size_bytes if scan.tail == "zeros" else scan.tail_offset
-        writer.adopt(
+        writer.resume_file(
             file,
             header_bytes=header.header_size,
             position_start=header.position_start,

@@ -296,7 +296,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
     def _replay(self, path: str, scanned: ScannedEntry) -> None:
         entry = scanned.entry
         sealing = self._sealing
-        encoded = self._encoder.adopt(entry.slots)
+        encoded = self._encoder.encode_logged(entry.slots)
         copied = encoded is None
         if encoded is None:
             try:

@@ -230,10 +230,10 @@ def _append(topic: OpenTopic, file: _File, chunk: list[tuple[int, Message]]) -> 
         tail = codec.tail_of({**message.attributes, REAPPENDED_ATTRIBUTE: file.identity(offset)})
         batch.append((message.payload, message.publish_time_ns // NS_PER_MS, tail))
         codecs.append((codec, message.request_id))
-    turns = iter(codecs)
+    codecs_in_turn = iter(codecs)
 
     def encode(offset: int, payload: bytes, publish_time_ms: int, tail: bytes) -> bytes:
-        codec, request_id = next(turns)
+        codec, request_id = next(codecs_in_turn)
         body = codec.encode(offset, payload, publish_time_ms, tail)
         # The request id is the first field of a message.
         return request_id.to_bytes(_REQUEST_ID_BYTES, "little") + body[_REQUEST_ID_BYTES:]

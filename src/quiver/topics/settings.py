@@ -338,18 +338,18 @@ class TopicSettings:
         """
         if not has_objects:
             for section in ("uploader", "objects", "metadata"):
-                for key in self._said(section):
+                for key in self._given_keys(section):
                     raise SettingsError(f"{key} has no effect: these topics have no objects (objects=…, or cloud)")
         deleter = self.deleter if has_objects else self.deleter.without_objects()
         per_topic = any(
             sections.get("deleter", {}).get(key) is not None for sections in self.topics.values() for key in _RETENTION
         )
         if not has_files:
-            for key in self._said("wal"):
+            for key in self._given_keys("wal"):
                 if key.endswith(_OF_FILES):
                     raise SettingsError(f"{key} has no effect: these topics are in memory only")
         if not has_files or not (deleter.deletes or per_topic):
-            for key in self._said("deleter"):
+            for key in self._given_keys("deleter"):
                 if not has_files:
                     raise SettingsError(f"{key} has no effect: these topics are in memory only")
                 if not key.endswith(_RETENTION):
@@ -357,7 +357,7 @@ class TopicSettings:
                         f"{key} has no effect: set deleter.retention_time_minutes or deleter.retention_size_mb"
                     )
 
-    def _said(self, section: str) -> list[str]:
+    def _given_keys(self, section: str) -> list[str]:
         mine, default = getattr(self, section), _SECTIONS[section]()
         changed = {
             f"{section}.{one.name}"

@@ -70,7 +70,7 @@ def test_a_search_finds_the_same_record_as_a_scan():
     assert isinstance(answer, Frame)
     assert len(answer.value.marks) >= 2
     told = AOF_FILES.describe(names[0], memoryview(data), rows_max=1)
-    assert (told.kind, told.sound, len(told.tables["marks"])) == ("aof index", True, 1)
+    assert (told.kind, told.is_intact, len(told.tables["marks"])) == ("aof index", True, 1)
     filled.manager.close()
     with open_manager(filled.fs, filled.config) as manager:
         filled.check(manager.log("orders"))

@@ -92,9 +92,9 @@ def test_a_damaged_status_is_ignored_with_a_message(tmp_path, data):
     assert told["figures"] is None
     assert told["said"].startswith("the status file is ignored: not a writer's status")
     checked = check_log_directory(REAL_FILES, "orders", str(tmp_path / "orders"), read_records=True)
-    assert checked.sound
+    assert checked.is_intact
     assert [one.kind for one in checked.findings] == ["left over"]
-    assert not AOF_FILES.describe("aof.status", memoryview(data)).sound
+    assert not AOF_FILES.describe("aof.status", memoryview(data)).is_intact
 
 
 def test_a_directory_instead_of_the_status_is_ignored(tmp_path):

@@ -424,7 +424,7 @@ def test_a_missing_copy_loses_its_segment(config):
     with opened(fs, config, observer) as manager:
         found = manager.log("orders").snapshot().missing
         assert [first >> 32 for first, _ in found] == [1]
-    assert not check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=False).sound
+    assert not check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=False).is_intact
 
 
 def test_a_reader_that_does_not_wait_continues_after_a_missing_copy():

@@ -76,7 +76,7 @@ def test_a_restored_log_has_every_record():
     assert (len(found.segments), found.records) == (4, 12)
     assert read(fs) == written
     checked = check_log_directory(fs, "orders", LOG, read_records=True, objects=bucket(fs))
-    assert checked.sound
+    assert checked.is_intact
     assert not checked.findings
     assert checked.stream_id == stream_id
     with opened(fs) as manager:
@@ -280,7 +280,7 @@ def test_a_truncated_manifest_is_completed_from_the_objects(left, by_command):
     with open_tiered(fs, uploading()) as manager:
         found = {record.record_id: bytes(record.payload) for record in manager.log("orders").open_reader()}
     assert found == {**written, lost: b"never uploaded"}
-    assert check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True, objects=bucket(fs)).sound
+    assert check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True, objects=bucket(fs)).is_intact
 
 
 def test_a_log_without_segments_must_be_restored():

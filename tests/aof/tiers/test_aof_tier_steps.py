@@ -132,7 +132,7 @@ def test_verify_accepts_a_log_whose_segments_move(move, away, read_records):
 
         seen = MovedOnLook(fs, ".zst" if away else ".seg", go_on)
         checked = check_log_directory(seen, "orders", f"{ROOT}/orders", read_records=read_records)
-        assert (checked.sound, checked.findings) == (True, ())
+        assert (checked.is_intact, checked.findings) == (True, ())
         assert checked.records == (6 if move == "retire" and seen._move is None else 15)
 
 

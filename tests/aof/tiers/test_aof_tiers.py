@@ -332,7 +332,7 @@ def test_a_missing_object_needs_recovery_until_it_returns():
         assert log.tiers.snapshot().residency[0] == "needs_recovery"
         checked = check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=False)
         assert checked.segments[0].state == "missing"
-        assert not checked.sound
+        assert not checked.is_intact
         file = fs.create(f"{COLD}/{key}")
         file.pwrite(kept, 0)
         file.close()

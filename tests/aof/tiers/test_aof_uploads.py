@@ -92,7 +92,7 @@ def test_every_sealed_segment_is_uploaded():
     assert [name for name in fs.list_dir(WARM) if ".zst" in name] == []
     assert [one.payload for one in Reader(LogFiles(f"{ROOT}/orders", fs=fs), 0)] == written
     checked = check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True)
-    assert checked.sound
+    assert checked.is_intact
     assert checked.as_dict()["queues"]["upload"] == 0
 
 
@@ -259,7 +259,7 @@ def test_an_idle_log_is_sealed_uploaded_and_expired(reopened):
     assert not any(b"x" * 100 in fs.read_all(path, size_max=1 << 20) for path in [left])
     (key,) = objects_in(fs)
     assert "segment-00000000000000000001-" in key  # it has no records; it stores where the log continues
-    assert check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True).sound
+    assert check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True).is_intact
     manager.close()
     for turn in range(3):
         with opened(fs, config, clock=clock) as manager:

@@ -39,7 +39,7 @@ def test_unread_objects_are_not_reported_as_valid():
     keys = objects_in(fs)
     report = checked(fs)
     assert found(report) == [("not read", key) for key in keys[:3]]
-    assert (report.sound, report.damaged, report.unread, report.unread_records) == (False, False, 3, 9)
+    assert (report.is_intact, report.damaged, report.unread, report.unread_records) == (False, False, 3, 9)
     assert not check_log_directory(fs, "orders", LOG, read_records=False).findings
 
 
@@ -47,7 +47,7 @@ def test_verify_with_objects_reads_every_object():
     """Including those of segments that have their file as well."""
     fs = disk()
     uploaded(fs)
-    assert checked(fs, bucket(fs)).sound
+    assert checked(fs, bucket(fs)).is_intact
     keys = objects_in(fs)
     for at, key in enumerate(keys):
         damage(fs, f"{COLD}/{key}", 70 + at)
@@ -141,7 +141,7 @@ def test_objects_of_a_lost_manifest_are_reported():
     assert found(report) == [("damaged", key) for key in objects_in(fs)[:3]]
     with open_tiered(fs, uploading()) as manager:
         manager.log("orders")
-    assert checked(fs, bucket(fs)).sound
+    assert checked(fs, bucket(fs)).is_intact
 
 
 def test_objects_of_deleted_segments_are_not_missed():
@@ -151,4 +151,4 @@ def test_objects_of_deleted_segments_are_not_missed():
     with open_tiered(fs, tiny(tiers=TierConfig(tier0_max_bytes=0))) as manager:
         manager.log("orders").tiers.delete_oldest([0, 1])
     assert len(objects_in(fs)) == 4
-    assert checked(fs, bucket(fs)).sound
+    assert checked(fs, bucket(fs)).is_intact

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from run_process import Run, bodies, free_ports, request
 
-from lifeline import Lifeline
 from quiver.errors import StoreFailedError
 from quiver.pipeline import explain, ingest
 from quiver.pipeline.config.receiver_place import ReceiverPlace
@@ -22,6 +21,7 @@ from quiver.pipeline.port_limits import OWN_DESCRIPTORS, connection_share, too_m
 from quiver.pipeline.processes.child import ChildContext
 from quiver.primitives.disk.descriptors import raise_descriptor_limit
 from quiver.primitives.worker import WorkerDiedError
+from stub_watchdog import StubWatchdog
 
 
 def load(tmp_path):
@@ -86,7 +86,7 @@ def test_an_ingest_process_ends_when_its_store_has_failed(tmp_path, monkeypatch,
     """Then another process can open it. Before, it answered 503 forever, and the supervisor considered it alive."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    lifeline, ended, failed, opened = Lifeline(), threading.Event(), [], []
+    watchdog, ended, failed, opened = StubWatchdog(), threading.Event(), [], []
     open_path = ingest.open_path
     monkeypatch.setattr(
         ingest, "open_path", lambda *given, **named: opened.append(open_path(*given, **named)) or opened[0]
@@ -95,7 +95,7 @@ def test_an_ingest_process_ends_when_its_store_has_failed(tmp_path, monkeypatch,
 
     def run():
         try:
-            ingest.ingest(ChildContext(load(tmp_path), run_dir, lifeline))
+            ingest.ingest(ChildContext(load(tmp_path), run_dir, watchdog))
         except StoreFailedError as error:
             failed.append(error)
         finally:
@@ -109,7 +109,7 @@ def test_an_ingest_process_ends_when_its_store_has_failed(tmp_path, monkeypatch,
         opened[0].internals.poison(WorkerDiedError("nobody thought of this"))
         assert ended.wait(50)
     finally:
-        lifeline.gone.set()
+        watchdog.gone.set()
         child.join()
     assert "nobody thought of this" in str(failed[0])
     assert "each port takes 64% of its connections" in caplog.text

@@ -3,7 +3,7 @@
 import pytest
 
 from quiver.pipeline.graph import load_pipeline
-from quiver.pipeline.processes.reload import changed_queries, needs_restart, told
+from quiver.pipeline.processes.reload import changed_queries, describe_changes, needs_restart
 
 TEXT = """\
 nodes:
@@ -61,7 +61,7 @@ def test_these_changes_need_no_restart(old, new, words, queries):
     before, after = load(TEXT), load(text)
 
     assert needs_restart(before, after) == []
-    assert told(before, after) == words
+    assert describe_changes(before, after) == words
     assert changed_queries(before, after) is queries
 
 
@@ -71,7 +71,7 @@ def test_a_removed_exporter_remains_a_subscriber():
     after = load(without[: without.index("  remote:")])
 
     assert needs_restart(load(TEXT), after) == []
-    assert told(load(TEXT), after) == "remote goes; it stays a subscriber until it is dropped"
+    assert describe_changes(load(TEXT), after) == "remote goes; it stays a subscriber until it is dropped"
 
 
 @pytest.mark.parametrize(

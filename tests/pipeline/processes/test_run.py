@@ -121,7 +121,7 @@ def test_run_continues_until_standard_input_ends(command, tmp_path):
         assert (state["pid"], state["state"]) == (running.pid, "running")
         assert (child["state"], child["starts"]) == ("running", 1)
         with pytest.raises(DirectoryInUseError, match=f"is in use by pid {running.pid}"):
-            run_pipeline(pipeline_of(tmp_path), RunOptions([], run_dir), reread=None, say=None)
+            run_pipeline(pipeline_of(tmp_path), RunOptions([], run_dir), reread=None, report=None)
         running.stdin.close()
         assert running.wait(30) == 0, running.stdout.read()
 
@@ -171,11 +171,11 @@ def test_run_reports_when_its_ports_are_open(tmp_path):
     child.process, child.state = SimpleNamespace(pid=7), "running"
     write_ready(tmp_path, INGEST_READY, {"listening": ["127.0.0.1:4318"]})
     running.supervisor.state = "stopping"
-    running.tell_when_ready()
+    running.report_when_ready()
     assert said == []
     running.supervisor.state = "running"
     child.process = SimpleNamespace(pid=os.getpid())
-    running.tell_when_ready()
+    running.report_when_ready()
     assert said == ["ready: listens on 127.0.0.1:4318"]
 
 

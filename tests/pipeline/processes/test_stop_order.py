@@ -14,7 +14,6 @@ import pytest
 from run_process import bodies, free_ports, request
 
 import quiver
-from lifeline import Lifeline as StubLifeline
 from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letter_policy import DeadLetterPolicy
@@ -23,10 +22,9 @@ from quiver.errors import CapacityError
 from quiver.pipeline import export
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
-from quiver.pipeline.processes import child
-from quiver.pipeline.processes import parent_watchdog as lifeline
+from quiver.pipeline.processes import child, parent_watchdog
 from quiver.pipeline.processes.child import INGEST_READY, ChildContext, has_closed, write_closed, write_ready
-from quiver.pipeline.processes.parent_watchdog import Lifeline
+from quiver.pipeline.processes.parent_watchdog import ParentWatchdog
 from quiver.pipeline.queries import RunningQuery
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver
@@ -35,6 +33,7 @@ from quiver.spark.store.sink_options import SinkOptions
 from quiver.spark.store.sink_stage import commit_batch, stage
 from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
+from stub_watchdog import StubWatchdog
 
 LETTERS = partial(DeadLetterPolicy, replay="manual")
 PIPELINE = """\
@@ -82,8 +81,8 @@ class Ingest:
         values = {"directory": str(directory), "port": str(self.port), "far": str(far)}
         pipeline = load_pipeline(PIPELINE, source="p.yaml", values=values)[0]
         self.far = OtlpSettings(listening_addr=f"127.0.0.1:{far}", workers=2)
-        self.lifeline = StubLifeline()
-        context = ChildContext(pipeline, directory / "run", self.lifeline)
+        self.watchdog = StubWatchdog()
+        context = ChildContext(pipeline, directory / "run", self.watchdog)
         self.thread = threading.Thread(target=ingest, args=(context,))
 
     def __enter__(self):
@@ -96,10 +95,10 @@ class Ingest:
         deadline = SYSTEM_CLOCK.monotonic() + 60
         while not (note.exists() and fact in json.loads(note.read_bytes())):
             assert SYSTEM_CLOCK.monotonic() < deadline
-            self.lifeline.gone.wait(0.01)
+            self.watchdog.gone.wait(0.01)
 
     def __exit__(self, *_exception):
-        self.lifeline.gone.set()
+        self.watchdog.gone.set()
         self.thread.join()
 
 
@@ -108,7 +107,7 @@ def test_data_written_to_a_closing_buffer_are_sent(tmp_path):
     inside = Ingest(tmp_path)
     with quiver.open(tmp_path / "far") as store, OtlpHttpReceiver(store, inside.far), inside:
         post(inside.port, request(0))
-        inside.lifeline.closing.set()
+        inside.watchdog.closing.set()
         inside.until("closed")
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", inside.port), timeout=5)
@@ -126,9 +125,9 @@ def test_a_store_that_cannot_seal_sends_its_sealed_data(tmp_path, monkeypatch, c
         post(inside.port, request(0))
         with monkeypatch.context() as patched:
             patched.setattr(Store, "seal", full)
-            inside.lifeline.closing.set()
+            inside.watchdog.closing.set()
             inside.until("closed")
-        inside.lifeline.gone.set()
+        inside.watchdog.gone.set()
         inside.thread.join()
     assert "persistence is not sealed yet: at capacity: the disk is full" in caplog.text
     assert bodies(tmp_path / "buffer") == ["record 0"]
@@ -242,19 +241,21 @@ def test_a_query_with_a_long_trigger_runs_once_more(tmp_path, monkeypatch):
 # ── the deadline ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def lifeline_at(clock):
-    """Return a lifeline without signals, which only the main thread can receive."""
-    line = object.__new__(Lifeline)
-    line._clock, line._told_at, line._is_orphan, line._deadline_s = clock, None, False, 20.0
-    line._asked = SimpleNamespace(put=lambda _: None)
+def watchdog_at(clock):
+    """Return a watchdog without signals, which only the main thread can receive."""
+    line = object.__new__(ParentWatchdog)
+    line._clock, line._stop_requested_at, line._is_orphan, line._deadline_s = clock, None, False, 20.0
+    line._requests = SimpleNamespace(put=lambda _: None)
     return line
 
 
 def test_a_child_without_a_supervisor_stops_in_order(monkeypatch):
     """The watchdog kills it after 20 s, so it drains for less."""
-    line = lifeline_at(ManualClock())
-    monkeypatch.setattr(lifeline, "os", SimpleNamespace(read=lambda *_: b"", _exit=lambda _code: None))
-    monkeypatch.setattr(lifeline, "threading", SimpleNamespace(Event=lambda: SimpleNamespace(wait=lambda _s: None)))
+    line = watchdog_at(ManualClock())
+    monkeypatch.setattr(parent_watchdog, "os", SimpleNamespace(read=lambda *_: b"", _exit=lambda _code: None))
+    monkeypatch.setattr(
+        parent_watchdog, "threading", SimpleNamespace(Event=lambda: SimpleNamespace(wait=lambda _s: None))
+    )
     line._stdin_fd = 0
     line._watch()
     assert line.left_s(25.0) == 10.0
@@ -264,7 +265,7 @@ def test_a_child_without_a_supervisor_stops_in_order(monkeypatch):
 def test_the_drain_time_starts_with_the_stop_of_the_pipeline():
     """Not when the child is stopped."""
     clock = ManualClock()
-    line = lifeline_at(clock)
+    line = watchdog_at(clock)
     assert line.left_s(8.0) == 8.0
     line._end("close")
     clock.advance(5.0)

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.pipeline.processes.parent_watchdog import Lifeline
+from quiver.pipeline.processes.parent_watchdog import ParentWatchdog
 from quiver.pipeline.processes.supervise import ChildSpec, Supervisor
 from quiver.primitives.backoff import Backoff
 
@@ -22,8 +22,8 @@ FULL = [sys.executable, "-c"]
 PATIENT = "import sys; print('up', flush=True); sys.stdin.read()"
 STUBBORN = "import signal, sys; signal.signal(15, signal.SIG_IGN); print('up', flush=True); sys.stdin.read()"
 ON_LIFELINE = (
-    "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
-    "line = Lifeline(deadline_s=5)\n"
+    "from quiver.pipeline.processes.parent_watchdog import ParentWatchdog\n"
+    "line = ParentWatchdog(deadline_s=5)\n"
     "print('up', flush=True)\n"
     "while not line.wait(60): pass\n"
     "print('down', flush=True)\n"
@@ -156,8 +156,8 @@ def test_children_are_stopped_in_order(tmp_path):
 def test_no_child_is_stopped_before_all_have_closed(tmp_path):
     """All are notified of the stop, and the first stage ends when the other one accepts no more data."""
     script = (
-        "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
-        "line = Lifeline(deadline_s=5)\n"
+        "from quiver.pipeline.processes.parent_watchdog import ParentWatchdog\n"
+        "line = ParentWatchdog(deadline_s=5)\n"
         "print('up', flush=True)\n"
         "while not line.is_closing: line.wait(60)\n"
         "print('closed', flush=True)\n"
@@ -255,8 +255,8 @@ def test_children_of_one_stage_are_stopped_together(tmp_path):
     """They do not wait for each other; the next stage waits for all of them."""
     note = tmp_path / "order"
     script = (
-        "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
-        "line = Lifeline(deadline_s=5)\n"
+        "from quiver.pipeline.processes.parent_watchdog import ParentWatchdog\n"
+        "line = ParentWatchdog(deadline_s=5)\n"
         "print('up', flush=True)\n"
         "while not line.wait(60): pass\n"
         f"note = open({str(note)!r}, 'a'); note.write('NAME\\n'); note.flush()\n"
@@ -369,11 +369,11 @@ def test_a_child_removed_and_added_before_its_restart_runs_once(tmp_path):
 def test_a_signal_is_forwarded(tmp_path):
     """To the named child."""
     script = (
-        "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
-        "line = Lifeline(deadline_s=5)\n"
+        "from quiver.pipeline.processes.parent_watchdog import ParentWatchdog\n"
+        "line = ParentWatchdog(deadline_s=5)\n"
         "print('up', flush=True)\n"
         "while not line.wait(60):\n"
-        "    if line.reload_asked(): print('again', flush=True)\n"
+        "    if line.reload_requested(): print('again', flush=True)\n"
     )
     tell = lambda supervisor: supervisor.tell("a", signal.SIGHUP)
     with Running(tmp_path, {"a": script, "b": PATIENT}, on_reload=tell) as running:
@@ -390,10 +390,10 @@ def test_a_reload_waits_for_a_child_that_starts(tmp_path):
         "import pathlib, threading\n"
         "print('born', flush=True)\n"
         f"while not pathlib.Path({str(tmp_path / 'go')!r}).exists(): threading.Event().wait(0.02)\n"
-        "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
-        "line = Lifeline(deadline_s=5)\n"
+        "from quiver.pipeline.processes.parent_watchdog import ParentWatchdog\n"
+        "line = ParentWatchdog(deadline_s=5)\n"
         "while not line.wait(60):\n"
-        "    if line.reload_asked(): print('again', flush=True)\n"
+        "    if line.reload_requested(): print('again', flush=True)\n"
     )
 
     def tell(supervisor):
@@ -409,12 +409,12 @@ def test_a_reload_waits_for_a_child_that_starts(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_lifeline_receives_signals(number):
+def test_a_watchdog_receives_signals(number):
     """A request to stop is permanent."""
     reading, writing = os.pipe()
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
-        line = Lifeline(deadline_s=3600, stdin_fd=reading)
+        line = ParentWatchdog(deadline_s=3600, stdin_fd=reading)
         assert not line.wait(0)
         os.kill(os.getpid(), number)
         assert line.wait(20)

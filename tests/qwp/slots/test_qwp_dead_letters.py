@@ -21,15 +21,15 @@ from quiver.qwp.format import dead_letters as record_format
 from quiver.qwp.format.dead_letters import DeadLetter, encode_dead_letter, find_dead_letter
 from quiver.qwp.format.names import dead_letters_name, number_of_dead_letters
 from quiver.qwp.rows import RowTable
+from quiver.qwp.slots.dead_letter_replay import replay_dead_letters
 from quiver.qwp.slots.dead_letters import (
     DeadLetterFiles,
-    LettersDamage,
+    DeadLettersDamage,
     count_dead_letters,
     dead_letters_of,
     read_dead_letters,
     remove_dead_letters,
 )
-from quiver.qwp.slots.resending import resend
 from quiver.qwp.wire.message import Flags, encode_message
 from quiver.qwp.wire.responses import Refusal, encode_refusal
 from quiver.testing.clock import ManualClock
@@ -202,8 +202,8 @@ def test_a_torn_record_and_damage_hide_no_other_dead_letter():
         file.pwrite(bytes(flipped) + b"torn", 0)
         file.close()
         found = list(dead_letters_of(fs, SLOT))
-        assert [one.letter.fsn for one in found if not isinstance(one, LettersDamage)] == [0, 2, 3]
-        (damage,) = [one for one in found if isinstance(one, LettersDamage)]
+        assert [one.letter.fsn for one in found if not isinstance(one, DeadLettersDamage)] == [0, 2, 3]
+        (damage,) = [one for one in found if isinstance(one, DeadLettersDamage)]
         assert (damage.path, damage.offset) == (PATH, 8 + size)
         assert count_dead_letters(fs, SLOT) == 3
     files = files_on(fs)
@@ -267,7 +267,7 @@ def test_a_foreign_file_is_damage():
     files.keep(letter(1))
     files.close()
     damage, kept = dead_letters_of(fs, SLOT)
-    assert isinstance(damage, LettersDamage)
+    assert isinstance(damage, DeadLettersDamage)
     assert kept.letter.fsn == 1
     assert fs.read_all(PATH, size_max=100) == b"something else"
 
@@ -421,7 +421,7 @@ def settings(server: QwpServer) -> SenderSettings:
 def test_accepted_dead_letters_are_removed(sf_dir):
     """In order; one of a group commits individually."""
     with QwpServer() as server:
-        done = resend(settings(server), f"{sf_dir}/edge", stored(sf_dir))
+        done = replay_dead_letters(settings(server), f"{sf_dir}/edge", stored(sf_dir))
         assert (done.taken, done.refused, done.left, done.halted) == (6, [], 0, None)
         assert values(server) == [value for number in range(6) for value in (number, number + 10)]
         assert not any(frame[5] & Flags.DEFER_COMMIT for frame in server.frames)
@@ -431,7 +431,7 @@ def test_accepted_dead_letters_are_removed(sf_dir):
 def test_dead_letters_that_are_refused_again_stay_with_the_new_reason(sf_dir):
     """Regardless of the policies; the others are removed."""
     with QwpServer(refuse_odd) as server:
-        done = resend(settings(server), f"{sf_dir}/edge", stored(sf_dir))
+        done = replay_dead_letters(settings(server), f"{sf_dir}/edge", stored(sf_dir))
     assert (done.taken, done.left) == (3, 0)
     assert [(one.letter.fsn, one.letter.reason) for one in stored(sf_dir)] == [(1, "odd"), (3, "odd"), (5, "odd")]
 
@@ -446,7 +446,7 @@ def test_a_dead_letter_that_is_refused_again_displaces_no_other_dead_letter(sf_d
             files.keep(DeadLetter(number, 1000 + number, 3, "no such column", message(number)))
     with QwpServer(refuse_odd) as server:
         bounded = replace(settings(server), dead_letters_bytes_max=bytes_max)
-        done = resend(bounded, f"{sf_dir}/edge", stored(sf_dir)[9:10])
+        done = replay_dead_letters(bounded, f"{sf_dir}/edge", stored(sf_dir)[9:10])
     assert (done.taken, len(done.refused), done.left) == (0, 1, 0)
     assert sorted((one.letter.fsn, one.letter.reason) for one in stored(sf_dir)) == [
         (number, "odd" if number == 9 else "no such column") for number in range(30)
@@ -462,7 +462,7 @@ def test_large_dead_letters_are_sent_in_pieces_or_stay(sf_dir):
     files.keep(DeadLetter(9, 9, 3, "no", bytes(encode_message([rows.pack()]))))
     files.close()
     with QwpServer(headers={"X-QWP-Max-Batch-Size": "300"}) as server:
-        done = resend(settings(server), f"{sf_dir}/edge", stored(sf_dir))
+        done = replay_dead_letters(settings(server), f"{sf_dir}/edge", stored(sf_dir))
         assert values(server)[-5:] == [20, 21, 22, 24, 25]
     assert (done.taken, len(done.refused)) == (6, 1)
     (left,) = stored(sf_dir)
@@ -473,20 +473,20 @@ def test_large_dead_letters_are_sent_in_pieces_or_stay(sf_dir):
 def test_dead_letters_are_kept_when_no_server_answers_or_the_connection_ends(sf_dir):
     """Letters that were confirmed before are removed."""
     nowhere = SenderSettings.from_conf(f"ws::addr=127.0.0.1:1;{QUICK}")
-    done = resend(nowhere, f"{sf_dir}/edge", stored(sf_dir))
+    done = replay_dead_letters(nowhere, f"{sf_dir}/edge", stored(sf_dir))
     assert (done.taken, done.left) == (0, 6)
     assert "127.0.0.1:1" in str(done.halted)
     with QwpServer(lambda *one: Close(1008, "policy") if one[1] == 2 else confirm(*one)) as server:
-        done = resend(settings(server), f"{sf_dir}/edge", stored(sf_dir))
+        done = replay_dead_letters(settings(server), f"{sf_dir}/edge", stored(sf_dir))
     assert (done.taken, done.left) == (2, 4)
     assert [one.letter.fsn for one in stored(sf_dir)] == [2, 3, 4, 5]
 
 
 def test_dead_letters_are_resent_in_batches(sf_dir, monkeypatch):
     """This bounds the memory."""
-    monkeypatch.setattr("quiver.qwp.slots.resending._BATCH_BYTES", 150)
+    monkeypatch.setattr("quiver.qwp.slots.dead_letter_replay._BATCH_BYTES", 150)
     with QwpServer() as server:
-        assert resend(settings(server), f"{sf_dir}/edge", stored(sf_dir)).taken == 6
+        assert replay_dead_letters(settings(server), f"{sf_dir}/edge", stored(sf_dir)).taken == 6
         assert len(server.lives) > 1
     assert stored(sf_dir) == []
 

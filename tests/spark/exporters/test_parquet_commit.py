@@ -11,7 +11,7 @@ from quiver.spark.exporters.parquet_commit import (
     ExportCommitter,
     ExportRecord,
     Part,
-    committed_apart,
+    committed_individually,
     individual_id,
     part_prefix,
 )
@@ -209,10 +209,10 @@ def test_an_individual_bundle_is_exported_once(stop):
     except PowerCut:
         fs = fs.clone_after_crash(stop)
     fs.on_step = None
-    assert committed_apart(fs, "/out", {one, other}) >= {other}
+    assert committed_individually(fs, "/out", {one, other}) >= {other}
     export_apart(fs, one, "b")
     export_apart(fs, one, "c")
-    assert committed_apart(fs, "/out", {one, other, "apart-x"}) == {one, other}
+    assert committed_individually(fs, "/out", {one, other, "apart-x"}) == {one, other}
     assert len(visible(fs)) == len(before) + 2
     assert sorted(hidden(fs)) == sorted(part.name for part in running)
     made = committer(fs)

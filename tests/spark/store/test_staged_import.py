@@ -159,7 +159,7 @@ def test_an_import_waits_while_a_lower_segment_is_not_written(tmp_path):
         write(REAL_FILES, str(tmp_path), 0, [2, 3])
         with store._lock:
             store._sealing.swap()
-        assert store._sealer.adopt(lambda: True) == 0
+        assert store._sealer.import_staged(lambda: True) == 0
         store.maintain()
         assert visible(REAL_FILES, str(tmp_path)) == [1, 2, 3]
 

@@ -42,7 +42,7 @@ def told(name: str, data: bytes, **kwargs: int) -> Description:
 def test_wal():
     """Header, entries and where the log ends."""
     description = told("wal/quiver.wal", WAL)
-    assert (description.kind, description.version, description.sound, description.problems) == ("wal", 1, True, [])
+    assert (description.kind, description.version, description.is_intact, description.problems) == ("wal", 1, True, [])
     assert description.fields == {
         "header_size": 38,
         "config_hash": (b"h" * 16).hex(),
@@ -70,7 +70,7 @@ def test_wal_rows_are_limited_and_counts_are_not():
 def test_wal_zeros_ahead():
     """Zeros after the last entry cause no warning."""
     description = told("quiver.wal", WAL + bytes(100_000))
-    assert (description.sound, description.problems) == (True, [])
+    assert (description.is_intact, description.problems) == (True, [])
     assert description.fields["bytes_behind_last_entry"] == 100_000
 
 
@@ -79,7 +79,7 @@ def test_wal_unknown_entry_types_are_listed():
     body = b"\x01" + b"checkpoint"
     later = struct.pack("<I", len(body)) + body + struct.pack("<I", zlib.crc32(body))
     description = told("quiver.wal", WAL + later + ENTRIES[3])
-    assert (description.fields["entries"], description.fields["bundles"], description.sound) == (6, 5, True)
+    assert (description.fields["entries"], description.fields["bundles"], description.is_intact) == (6, 5, True)
 
 
 @pytest.mark.parametrize("zeros", [0, 5000])
@@ -94,7 +94,7 @@ def test_wal_cut_anywhere(zeros):
         elif not zeros:
             assert [problem.offset for problem in description.problems] == [ENDS[whole]]
             assert "torn tail" in description.problems[0].reason
-        assert description.sound
+        assert description.is_intact
 
 
 def test_wal_flipped_anywhere():
@@ -108,7 +108,7 @@ def test_wal_flipped_anywhere():
         assert [row["sequence"] for row in description.tables["entries"]] == [
             sequence for sequence in range(1, 5) if sequence != number + 1
         ]
-        assert description.sound == (number == 3)
+        assert description.is_intact == (number == 3)
 
 
 def test_wal_header_cut_and_unsupported():
@@ -132,12 +132,12 @@ def test_sidecars(data, kind, fields):
     assert (description.kind, description.version, description.fields) == (kind, 1, fields)
     assert description.problems == []
     longer = told("whatever", data + b"x")
-    assert longer.sound
+    assert longer.is_intact
     assert longer.problems[0].offset == 24
     for _, hurt in feeding.flips(data):
-        assert not told("whatever", hurt).sound
+        assert not told("whatever", hurt).is_intact
     for size in range(len(data)):
-        assert not told("quiver.wal.cursor", data[:size]).sound
+        assert not told("quiver.wal.cursor", data[:size]).is_intact
 
 
 @pytest.mark.parametrize(("profile", "checksum"), [("spec", "crc32c"), ("otap", "crc32")])
@@ -145,7 +145,7 @@ def test_progress(profile, checksum):
     """Which checksum it has, and how far each segment is."""
     data = encode_progress(Progress(5, {5: SegmentProgress(3, 0b101), 6: SegmentProgress(70, 0)}), profile=profile)
     description = told("quiver.sub.exporter", data)
-    assert (description.kind, description.version, description.sound) == ("progress", 1, True)
+    assert (description.kind, description.version, description.is_intact) == ("progress", 1, True)
     assert description.fields == {
         "header_size": 32, "flags": 0, "oldest_incomplete_seg": 5, "entry_count": 2, "checksum": checksum,
     }  # fmt: skip
@@ -154,9 +154,9 @@ def test_progress(profile, checksum):
         {"segment": 6, "bundles": 70, "finished": 0, "waiting": 70},
     ]
     for _, hurt in feeding.flips(data):
-        assert not told("quiver.sub.exporter", hurt).sound
+        assert not told("quiver.sub.exporter", hurt).is_intact
     for size in range(len(data)):
-        assert not told("quiver.sub.exporter", data[:size]).sound
+        assert not told("quiver.sub.exporter", data[:size]).is_intact
 
 
 def test_progress_flags_are_a_warning():
@@ -164,7 +164,7 @@ def test_progress_flags_are_a_warning():
     data = bytearray(encode_progress(Progress(5, {}), profile="otap"))
     data[12] = 3
     description = told("quiver.sub.x", segments.resealed(bytes(data)))
-    assert (description.sound, description.fields["flags"]) == (True, 3)
+    assert (description.is_intact, description.fields["flags"]) == (True, 3)
     assert description.problems == [Problem(12, "flags 0x0003 are not known to version 1", "warning")]
 
 
@@ -188,14 +188,14 @@ def test_segment_cut_anywhere():
     for size in range(0, len(SEGMENT), 7):
         description = told("0000000000000007.qseg", SEGMENT[:size])
         assert description.kind == "segment"
-        assert not description.sound
+        assert not description.is_intact
 
 
 def test_segment_flipped_anywhere():
     """Every flipped bit is detected; the readable rest is described."""
     for at, hurt in list(feeding.flips(SEGMENT))[::5]:
         description = told("0000000000000007.qseg", hurt)
-        assert (description.kind, description.sound) == ("segment", False), at
+        assert (description.kind, description.is_intact) == ("segment", False), at
     hurt = bytearray(SEGMENT)
     hurt[100] ^= 1
     description = told("0000000000000007.qseg", bytes(hurt))
@@ -226,7 +226,7 @@ def test_segment_contradictions_under_a_good_checksum():
 @given(data=st.binary(max_size=80))
 def test_any_bytes(name, data):
     """Any bytes under any name get an answer, and nothing made up is called sound."""
-    assert not told(name, data).sound
+    assert not told(name, data).is_intact
     for magic in (b"QUIVER\0WAL", b"QUIVER\0T", b"QUIVER\0F", b"QUIVSUB\0"):
         told(name, magic + data)
     told(name, data + b"\x22\0\0\0QUIVER\0S\0\0\0\0")
@@ -235,5 +235,5 @@ def test_any_bytes(name, data):
 def test_foreign_files():
     """A file of another kind is unknown, with any contents."""
     description = told("README.md", b"# Quiver\n")
-    assert (description.kind, description.version, description.sound) == ("unknown", None, False)
+    assert (description.kind, description.version, description.is_intact) == ("unknown", None, False)
     assert told("a\\b\\quiver.sub.x", b"").kind == "progress"

@@ -56,7 +56,7 @@ def told(name, data, rows_max=100):
 def test_sound_files_are_known(name):
     """They are recognized by name, valid, and have fields to show."""
     description = told(name, FILES[name])
-    assert (description.kind, description.sound, description.problems) == (KINDS[name], True, [])
+    assert (description.kind, description.is_intact, description.problems) == (KINDS[name], True, [])
     assert description.fields
 
 
@@ -68,11 +68,11 @@ def test_damage_is_an_answer(name):
     for size in range(len(data)):
         description = told(name, data[:size])
         # A truncated identity may only lack its line end, which is no damage.
-        assert not (covered and description.sound) or (name == "quiver.id" and size == len(data) - 1), size
+        assert not (covered and description.is_intact) or (name == "quiver.id" and size == len(data) - 1), size
     for offset in range(len(data)):
         flipped = told(name, data[:offset] + bytes([data[offset] ^ 0xC1]) + data[offset + 1 :])
         assert flipped.kind == KINDS[name]
-        assert not (covered and flipped.sound) or (name == "quiver.id" and offset == len(data) - 1), offset
+        assert not (covered and flipped.is_intact) or (name == "quiver.id" and offset == len(data) - 1), offset
 
 
 def test_what_is_in_them():
@@ -97,7 +97,7 @@ def test_a_torn_line_of_a_trail_is_no_damage():
     """It is reported with its offset; the other lines count."""
     data = FILES["quiver.audit.jsonl"]
     description = told("quiver.audit.jsonl", data + b'{"at":')
-    assert (description.sound, description.fields) == (True, {"lines": 6, "records": 5})
+    assert (description.is_intact, description.fields) == (True, {"lines": 6, "records": 5})
     assert [problem.offset for problem in description.problems] == [len(data)]
 
 
@@ -114,5 +114,5 @@ def test_the_database_of_a_receiver_is_known():
     head[16:18], head[28:32], head[60:64] = (4096).to_bytes(2, "big"), (3).to_bytes(4, "big"), (1).to_bytes(4, "big")
     told = STORE_FILES.describe("quiver.requests", memoryview(bytes(head)))
     assert (told.kind, told.version, told.fields) == ("receiver database", 1, {"page_size": 4096, "pages": 3})
-    assert told.sound
-    assert not STORE_FILES.describe("quiver.requests", memoryview(bytes(head[:50]))).sound
+    assert told.is_intact
+    assert not STORE_FILES.describe("quiver.requests", memoryview(bytes(head[:50]))).is_intact

@@ -92,7 +92,7 @@ def test_repair_gives_it_up_once(begun):
     repair(REAL_FILES, str(begun), clock=SYSTEM_CLOCK, dry_run=True)
     assert damaged(begun)
     report = repair(REAL_FILES, str(begun), clock=SYSTEM_CLOCK)
-    (mend,) = report.mends
+    (mend,) = report.repairs
     assert mend.path == str(segment(begun, 0))
     assert mend.gave_up == "3 of its bundles, which slow had pending"
     assert not report.damaged

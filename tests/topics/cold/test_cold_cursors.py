@@ -180,7 +180,7 @@ def test_an_unreadable_position_is_an_error():
     file.close()
 
     with pytest.raises(CorruptionError):
-        mirror.tell(kept)
+        mirror.update(kept)
     assert facts.get(f"{PREFIX}b/cursor").value == b"5"
 
     facts.commit({f"{PREFIX}b/cursor": b"-1"})

@@ -70,7 +70,7 @@ class CheckedLog:
     findings: tuple[Finding, ...]
 
     @property
-    def sound(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether nothing is damaged and everything that should be read was read."""
         return not self.damaged and not self.unread
 
@@ -104,7 +104,7 @@ class CheckedLog:
             "name": self.name,
             "directory": self.directory,
             "stream_id": self.stream_id,
-            "sound": self.sound,
+            "sound": self.is_intact,
             "damaged": self.damaged,
             "unread_segments": self.unread,
             "unread_records": self.unread_records,

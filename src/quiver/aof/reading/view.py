@@ -106,7 +106,7 @@ class LogView:
         return [found[segment_id] for segment_id in sorted(found)]
 
     def _lost(self, where: str, reason: str) -> None:
-        _tell(DataLossError(where, 0, reason), fails=self._fails)
+        _report_loss(DataLossError(where, 0, reason), fails=self._fails)
 
     def end(self) -> AofPosition:
         """Return the position after the last durable record."""
@@ -147,7 +147,7 @@ class LogView:
         first, first_offset = split_record_id(start.record_id)
         last, last_offset = split_record_id(stop.record_id)
         extents = [one for one in self._extents() if first <= one.segment_id <= last]
-        self._check_whole(extents, start, stop)
+        self._check_complete(extents, start, stop)
         found = []
         for one in extents:
             begin = max(first_offset, HEADER_BYTES) if one.segment_id == first else HEADER_BYTES
@@ -156,7 +156,7 @@ class LogView:
                 found.append(Piece(one.segment_id, begin, until, one.here))
         return found
 
-    def _check_whole(self, extents: list[_Extent], start: AofPosition, stop: AofPosition) -> None:
+    def _check_complete(self, extents: list[_Extent], start: AofPosition, stop: AofPosition) -> None:
         if stop.record_id <= start.record_id:
             return
         where = self._files.directory
@@ -264,10 +264,10 @@ def read_piece(
         source = files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
     except CorruptionError as damaged:
         reason = f"no copy of segment {piece.segment_id} can be read: {damaged.reason}"
-        _tell(DataLossError(damaged.path, damaged.offset, reason), fails=fail_on_data_loss)
+        _report_loss(DataLossError(damaged.path, damaged.offset, reason), fails=fail_on_data_loss)
         return
     if source is None:
-        _tell(DataLossError(files.directory, 0, f"segment {piece.segment_id} is gone"), fails=fail_on_data_loss)
+        _report_loss(DataLossError(files.directory, 0, f"segment {piece.segment_id} is gone"), fails=fail_on_data_loss)
         return
     if source.problem:
         _log.warning("quiver.spark.segment_damaged path=%s reason=%s", source.path, source.problem)
@@ -282,10 +282,10 @@ def read_piece(
         offset = resume_after(source, damage.offset, files.marks(piece.segment_id)).offset
         first, resume = join_record_id(piece.segment_id, damage.offset), join_record_id(piece.segment_id, offset)
         reason = f"records from {first} up to {resume} are lost ({damage.reason})"
-        _tell(DataLossError(source.path, damage.offset, reason), fails=fail_on_data_loss)
+        _report_loss(DataLossError(source.path, damage.offset, reason), fails=fail_on_data_loss)
 
 
-def _tell(problem: DataLossError, *, fails: bool) -> None:
+def _report_loss(problem: DataLossError, *, fails: bool) -> None:
     if fails:
         raise problem
     _log.warning("quiver.spark.records_skipped reason=%s", problem)

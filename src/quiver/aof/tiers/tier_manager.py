@@ -150,7 +150,7 @@ class TierManager:
         leaves = config.compression == "zstd" or self._tiers.tier0_max_bytes is not None
         self._uploads = Uploads(
             self._placement, self._copies, catalog, self._tiers, self.counts, stream_id=stream_id, lock=self._lock,
-            observer=observer, again=again, tried=self._try_step, sound=self._with_valid_copy,
+            observer=observer, again=again, tried=self._try_step, with_valid_copy=self._with_valid_copy,
             packed=self._packed if leaves else None, verified=self._verified, uploaded=uploaded,
         )  # fmt: skip
         self._placement.reconcile(below)

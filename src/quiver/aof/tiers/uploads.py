@@ -52,7 +52,7 @@ class Uploads:
     Args:
         lock: protects the placement; never held during network I/O.
         tried: runs a step, and reports its failure.
-        sound: returns an entry with a verified copy, which is made again if necessary.
+        with_valid_copy: returns an entry with a verified copy, which is made again if necessary.
         packed: packs a segment first, and returns its entry; None: segments are uploaded from their own files.
         verified: returns the bytes of a segment's file, with all records verified.
         uploaded: called when there is a new object.
@@ -77,7 +77,7 @@ class Uploads:
         observer: Observer,
         again: Callable[[float], None],
         tried: RunStep,
-        sound: Callable[[SealedSegment, TierEntry], TierEntry],
+        with_valid_copy: Callable[[SealedSegment, TierEntry], TierEntry],
         packed: Callable[[SealedSegment], TierEntry | None] | None,
         verified: Callable[[SealedSegment], memoryview],
         uploaded: Callable[[], None],
@@ -96,7 +96,7 @@ class Uploads:
         self._observer = observer
         self._again = again
         self._try_step = tried
-        self._with_valid_copy = sound
+        self._with_valid_copy = with_valid_copy
         self._packed = packed
         self._verified = verified
         self._uploaded = uploaded

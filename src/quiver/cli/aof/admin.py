@@ -151,11 +151,11 @@ def list_segments(
             print_json({"log": one.name, "segments": rows}, in_a_line=True)
             continue
         shown = ("file_bytes", "packed_bytes")
-        told = [
+        described = [
             {key: human_bytes(value) if key in shown and value is not None else value for key, value in row.items()}
             for row in rows
         ]
-        print_table(f"segments of {one.name}", told)
+        print_table(f"segments of {one.name}", described)
 
 
 def _segment_rows(one: CheckedLog) -> list[dict[str, Any]]:
@@ -254,8 +254,8 @@ def _manifest_row(name: str, directory: str) -> dict[str, Any]:
 
 
 def _print_row(name: str, row: dict[str, Any], *, as_json: bool) -> None:
-    told = {"log": name, **row}
+    described = {"log": name, **row}
     if as_json:
-        print_json(told, in_a_line=True)
+        print_json(described, in_a_line=True)
     else:
-        print_table(name, [told])
+        print_table(name, [described])

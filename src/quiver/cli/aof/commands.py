@@ -60,20 +60,22 @@ def dump(
     root = root or logs or Path()
     checked = checked_logs(root, log, read_records=False)
     now_ns = SYSTEM_CLOCK.now_ns()
-    all_told = [one.as_dict() | {"writer": read_status(REAL_FILES, one.directory).as_dict(now_ns)} for one in checked]
+    all_described = [
+        one.as_dict() | {"writer": read_status(REAL_FILES, one.directory).as_dict(now_ns)} for one in checked
+    ]
     if not json_only:
-        for one, told in zip(checked, all_told, strict=True):
+        for one, described in zip(checked, all_described, strict=True):
             typer.echo(f"{one.name}: {one.directory}")
-            queues = told["queues"]
+            queues = described["queues"]
             waiting = {"waiting to be sealed": queues["seal"], "batches of sinks": queues["sink"]}
-            print_table("tier 0", [_sizes(told["tier0"]) | waiting])
-            print_table("tier 1", [_sizes(told["tier1"] | told["tier1"]["residency"] | {"residency": None})])
+            print_table("tier 0", [_sizes(described["tier0"]) | waiting])
+            print_table("tier 1", [_sizes(described["tier1"] | described["tier1"]["residency"] | {"residency": None})])
             waiting = {"waiting to be uploaded": queues["upload"], "waiting to be deleted": queues["delete"]}
-            print_table("tier 2", [_sizes(told["tier2"]) | waiting])
-            print_table("segments", [_segment_row(row) for row in told["segments"]])
+            print_table("tier 2", [_sizes(described["tier2"]) | waiting])
+            print_table("segments", [_segment_row(row) for row in described["segments"]])
             _print_findings(one.findings)
-            _print_writer(told["writer"])
-    print_json({"root": str(root), "logs": all_told}, in_a_line=True)
+            _print_writer(described["writer"])
+    print_json({"root": str(root), "logs": all_described}, in_a_line=True)
 
 
 def inspect(
@@ -90,7 +92,7 @@ def inspect(
             for one in checked:
                 print_table(f"segments of {one.name}", [_segment_row(row) for row in one.as_dict()["segments"]])
                 _print_findings(one.findings)
-        sound = all(one.sound for one in checked)
+        is_intact = all(one.is_intact for one in checked)
     else:
         described = _described(path, rows)
         if described.kind == "unknown":
@@ -99,8 +101,8 @@ def inspect(
             print_json(described.as_dict())
         else:
             _print_file(described)
-        sound = described.sound
-    if not sound:
+        is_intact = described.is_intact
+    if not is_intact:
         raise typer.Exit(1)
 
 
@@ -226,8 +228,8 @@ def _described(path: Path, rows: int) -> Description:
 
 
 def _sizes(row: dict[str, Any]) -> dict[str, Any]:
-    told = {key: value for key, value in row.items() if value is not None}
-    return {key: human_bytes(value) if key.endswith("_bytes") else value for key, value in told.items()}
+    described = {key: value for key, value in row.items() if value is not None}
+    return {key: human_bytes(value) if key.endswith("_bytes") else value for key, value in described.items()}
 
 
 def _segment_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +244,7 @@ def _segment_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_file(one: Description) -> None:
-    typer.echo(f"{one.name}: {one.kind}, {one.size_bytes:,} bytes, {'sound' if one.sound else 'DAMAGED'}")
+    typer.echo(f"{one.name}: {one.kind}, {one.size_bytes:,} bytes, {'sound' if one.is_intact else 'DAMAGED'}")
     print_table("fields", [{"field": name, "value": str(value)} for name, value in one.fields.items()])
     for name, table in one.tables.items():
         print_table(name, table)
@@ -251,15 +253,15 @@ def _print_file(one: Description) -> None:
         print_table("problems", rows)
 
 
-def _print_writer(told: dict[str, Any]) -> None:
+def _print_writer(described: dict[str, Any]) -> None:
     row = {
-        "writer": told["writer"],
-        "state": told["state"],
-        "told": human_age(told["age_s"]),
-        "what it is": told["said"],
+        "writer": described["writer"],
+        "state": described["state"],
+        "told": human_age(described["age_s"]),
+        "what it is": described["said"],
     }
-    figures = told["figures"]
-    print_table("writer", [row if figures is not None else {"what it is": told["said"]}])
+    figures = described["figures"]
+    print_table("writer", [row if figures is not None else {"what it is": described["said"]}])
     if figures is not None:
         plain = {key: value for key, value in figures.items() if not isinstance(value, dict)}
         print_table("writer's figures", [_sizes(plain)])

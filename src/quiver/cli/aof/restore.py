@@ -93,8 +93,8 @@ def _restored(
     if not streams:
         raise UsageError(f"{location} has no object of {'this' if is_log else 'a'} log")
     if name is not None and len(streams) > 1:
-        told = ", ".join(map(object_folder, streams))
-        raise UsageError(f"{location} has objects of several logs; select one of {told} with --stream")
+        described = ", ".join(map(object_folder, streams))
+        raise UsageError(f"{location} has objects of several logs; select one of {described} with --stream")
     observer = InMemoryObserver()
     restored = []
     for number in streams:
@@ -118,14 +118,14 @@ def _number(text: str) -> int:
 
 
 def _row(one: RestoredLog) -> dict[str, Any]:
-    told = _as_dict(one)
+    described = _as_dict(one)
     return {
-        "stream": told["stream"],
-        "log": told["directory"],
-        "segments": told["segments"],
-        "records": told["records"],
-        "from": told["first"],
-        "to": told["last"],
+        "stream": described["stream"],
+        "log": described["directory"],
+        "segments": described["segments"],
+        "records": described["records"],
+        "from": described["first"],
+        "to": described["last"],
         "damaged": len(one.damaged),
         "missing": sum(behind - first for first, behind in one.missing),
     }

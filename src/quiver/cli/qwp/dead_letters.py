@@ -19,7 +19,7 @@ from quiver.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from quiver.qwp.slots.dead_letters import StoredLetter
+    from quiver.qwp.slots.dead_letters import StoredDeadLetter
     from quiver.qwp.wire.decoded import Table
 
 __all__ = ["dead_letters"]
@@ -84,20 +84,20 @@ def dead_letters(
         raise typer.Exit(1)
 
 
-_Found = list[tuple["StoredLetter", tuple["Table", ...]]]
+_Found = list[tuple["StoredDeadLetter", tuple["Table", ...]]]
 
 
 def _find(directory: str, wanted: list[str], table: str | None) -> tuple[_Found, list[object]]:
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.scan import Frame  # noqa: PLC0415
-    from quiver.qwp.slots.dead_letters import StoredLetter, dead_letters_of  # noqa: PLC0415
+    from quiver.qwp.slots.dead_letters import StoredDeadLetter, dead_letters_of  # noqa: PLC0415
     from quiver.qwp.wire.decoder import decode_message  # noqa: PLC0415
 
     found: _Found = []
     damage: list[object] = []
     ids = set()
     for one in dead_letters_of(REAL_FILES, directory):
-        if not isinstance(one, StoredLetter):
+        if not isinstance(one, StoredDeadLetter):
             damage.append(one)
             continue
         ids |= {one.id, str(one.letter.fsn)}
@@ -113,7 +113,7 @@ def _find(directory: str, wanted: list[str], table: str | None) -> tuple[_Found,
     return found, damage
 
 
-def _as_dict(one: StoredLetter, tables: tuple[Table, ...]) -> dict[str, Any]:
+def _as_dict(one: StoredDeadLetter, tables: tuple[Table, ...]) -> dict[str, Any]:
     letter = one.letter
     return {
         "letter": one.id,
@@ -162,13 +162,13 @@ def _clear(directory: str, found: _Found, *, is_all: bool, as_json: bool) -> Non
         typer.echo(f"{removed:,} dead letters removed")
 
 
-def _replay(directory: str, letters: list[StoredLetter], conf: str | None, *, as_json: bool) -> None:
+def _replay(directory: str, letters: list[StoredDeadLetter], conf: str | None, *, as_json: bool) -> None:
     from quiver.qwp.environment import conf_from_env  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.settings import SenderSettings  # noqa: PLC0415
-    from quiver.qwp.slots.resending import resend  # noqa: PLC0415
+    from quiver.qwp.slots.dead_letter_replay import replay_dead_letters  # noqa: PLC0415
 
     settings = replace(SenderSettings.from_conf(conf or conf_from_env()), sf_dir=None)
-    done = resend(settings, directory, letters, observer=NoServerReporter())
+    done = replay_dead_letters(settings, directory, letters, observer=NoServerReporter())
     if as_json:
         refused = [{"frame": one.fsn, "status": one.status, "reason": one.reason} for one in done.refused]
         halted = None if done.halted is None else str(done.halted)
@@ -255,7 +255,7 @@ def _groups(found: _Found, wanted: str | None) -> dict[str, list[_Group]]:
     return groups
 
 
-def _with_reason(one: StoredLetter, table: Table) -> pa.RecordBatch:
+def _with_reason(one: StoredDeadLetter, table: Table) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.store.reading.export import plain_schema  # noqa: PLC0415

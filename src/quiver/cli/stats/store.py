@@ -93,7 +93,7 @@ def collect_stats(
         OSError: a file could not be read.
     """
     cores: list[CoreStats] = []
-    standing: dict[str, list[SubscriberLag]] = {}
+    lags: dict[str, list[SubscriberLag]] = {}
     unreadable: list[str] = []
     roots = instance_roots(fs, root)
     for one in roots:
@@ -101,7 +101,7 @@ def collect_stats(
             on_progress(one)
         # Read progress first: acknowledgements and deletions in between make the lag too large, never negative.
         for found in subscriber_lags(fs, one, now_ns=now_ns):
-            standing.setdefault(found.subscriber, []).append(found)
+            lags.setdefault(found.subscriber, []).append(found)
         core, problems = _core(fs, one, now_ns)
         cores.append(core)
         unreadable += problems
@@ -114,7 +114,7 @@ def collect_stats(
         wal_bytes=sum(core.wal_bytes for core in cores),
         quarantine_files=sum(core.quarantine_files for core in cores),
         oldest_age_s=_oldest(core.oldest_age_s for core in cores),
-        subscribers=tuple(_together(standing[name]) for name in sorted(standing)),
+        subscribers=tuple(_together(lags[name]) for name in sorted(lags)),
         cores=tuple(cores),
         unreadable=tuple(unreadable),
         cold_segments=sum(core.cold_segments for core in cores),

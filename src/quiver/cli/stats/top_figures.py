@@ -19,7 +19,7 @@ from quiver.cli.stats.store import StoreStats, SubscriberStats, collect_stats
 from quiver.cli.stats.waiting import Waiting, waiting_of
 from quiver.delivery.dead_letters import count_dead_letters
 from quiver.errors import TransientError, UsageError
-from quiver.pipeline.companion_stores import stores_beside
+from quiver.pipeline.companion_stores import find_companion_stores
 from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = [
@@ -228,9 +228,9 @@ def take_snapshot(
         waits = _waiting(fs, found, now_ns)
         problems += [one.retry_problem for one in waits.values() if one.retry_problem is not None]
         waiting = {**waits, **waiting}
-        told = _reports(fs, found)
-        problems += [one.report_problem for one in told.values() if one.report_problem is not None]
-        reports = {**told, **reports}
+        reports = _reports(fs, found)
+        problems += [one.report_problem for one in reports.values() if one.report_problem is not None]
+        reports = {**reports, **reports}
         letters.update(_letters(fs, found))
     if disk_bytes is None:
         problems.append(f"{directory} does not exist yet")
@@ -252,10 +252,10 @@ def take_snapshot(
 
 def _places(fs: FileSystem, directory: str, state: Mapping[str, Any]) -> list[str]:
     """Return the stores to read: the given one, its companion stores, and others of the pipeline."""
-    told = state.get("buffers")
-    others = [one for one in told.values() if isinstance(one, str)] if isinstance(told, dict) else []
+    reports = state.get("buffers")
+    others = [one for one in reports.values() if isinstance(one, str)] if isinstance(reports, dict) else []
     # Older versions wrote paths relative to the working directory of the run.
-    named = [directory, *stores_beside(fs, directory), *filter(os.path.isabs, others)]
+    named = [directory, *find_companion_stores(fs, directory), *filter(os.path.isabs, others)]
     found: dict[str, str] = {}
     for one in named:
         if fs.exists(one):
@@ -266,14 +266,14 @@ def _places(fs: FileSystem, directory: str, state: Mapping[str, Any]) -> list[st
 def _waiting(fs: FileSystem, found: StoreStats, now_ns: int) -> dict[str, Waiting]:
     """Return the pending retries of each subscriber, over all cores, if any."""
     roots = [core.directory for core in found.cores]
-    told = {one.subscriber: waiting_of(fs, roots, one.subscriber, now_ns=now_ns) for one in found.subscribers}
-    return {name: one for name, one in told.items() if one != Waiting()}
+    reports = {one.subscriber: waiting_of(fs, roots, one.subscriber, now_ns=now_ns) for one in found.subscribers}
+    return {name: one for name, one in reports.items() if one != Waiting()}
 
 
 def _reports(fs: FileSystem, found: StoreStats) -> dict[str, Reported]:
     roots = [core.directory for core in found.cores]
-    told = {one.subscriber: reported(fs, roots, one.subscriber) for one in found.subscribers}
-    return {name: one for name, one in told.items() if one != Reported()}
+    reports = {one.subscriber: reported(fs, roots, one.subscriber) for one in found.subscribers}
+    return {name: one for name, one in reports.items() if one != Reported()}
 
 
 def _letters(fs: FileSystem, found: StoreStats) -> dict[str, int]:
@@ -295,12 +295,12 @@ def _state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
 
 def _endpoints(state: Mapping[str, Any], endpoint: str | None) -> list[str]:
     """Return all metrics endpoints: *endpoint* or that of the state file, and consecutive ports for several cores."""
-    told = state.get("metrics")
-    first = endpoint or told
+    reports = state.get("metrics")
+    first = endpoint or reports
     if not first:
         return []
     host, _, port = first.rpartition(":")
-    cores = int(state.get("cores") or 1) if told and told.rpartition(":")[2] == port else 1
+    cores = int(state.get("cores") or 1) if reports and reports.rpartition(":")[2] == port else 1
     if cores == 1 or not port.isdecimal():
         return [first]
     return [f"{host}:{int(port) + core}" for core in range(cores)]

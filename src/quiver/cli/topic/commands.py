@@ -77,7 +77,7 @@ def list_topics(
             "files": len(one.files),
             "size": human_bytes(one.size_bytes),
             "subscriptions": [saved.name for saved in one.subscriptions],
-            "sound": one.sound,
+            "sound": one.is_intact,
         }
         for topic, one in checked
     ]
@@ -107,7 +107,7 @@ def inspect(
             typer.echo(f"objects: {len(one.objects):,}, offsets {one.objects[0][0]} to {one.objects[-1][1] - 1}")
         print_table("subscriptions", _subscription_rows(one))
         _print_findings(one)
-    if not one.sound:
+    if not one.is_intact:
         raise typer.Exit(1)
 
 
@@ -180,7 +180,7 @@ def repair(
             "cut_bytes": before[name].size_bytes - one.size_bytes,
             "kept_aside": sum(f"/{QUARANTINE_DIR}/" in finding.path for finding in one.findings),
             "next": one.next_offset,
-            "sound": one.sound,
+            "sound": one.is_intact,
         }
         for name, one in after.items()
     ]
@@ -188,7 +188,7 @@ def repair(
         print_json(rows)
     else:
         print_table(f"topics of {root}", rows)
-    if not all(one.sound for one in after.values()):
+    if not all(one.is_intact for one in after.values()):
         raise typer.Exit(1)
 
 
@@ -359,7 +359,7 @@ def _check_while_files_go(fs: FileSystem, directory: str, catalogue: ObjectCatal
             if not left:
                 raise
         else:
-            if checked.sound or not left or fs.list_dir(directory) == names:
+            if checked.is_intact or not left or fs.list_dir(directory) == names:
                 break
         if catalogue is not None:
             catalogue.refresh()

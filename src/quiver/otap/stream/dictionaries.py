@@ -20,7 +20,7 @@ __all__ = ["StreamDictionaries"]
 _FEW = 256
 """Dictionaries with up to this many values are kept unchanged."""
 
-_ROWS_TO_TELL = 64
+_ROWS_TO_DECIDE = 64
 """The minimum number of rows for deciding whether values repeat."""
 
 _GROWS_BYTES_MAX = 64 * 1024
@@ -47,13 +47,13 @@ class StreamDictionaries:
         """
         batch.validate()
         found = batch.columns
-        columns = [self._sound(array, name) for name, array in zip(batch.schema.names, found, strict=True)]
+        columns = [self._check(array, name) for name, array in zip(batch.schema.names, found, strict=True)]
         if all(column is array for column, array in zip(columns, found, strict=True)):
             return batch
         fields = [field.with_type(array.type) for field, array in zip(batch.schema, columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
 
-    def _sound(self, array: Any, path: str) -> pa.Array:
+    def _check(self, array: Any, path: str) -> pa.Array:
         if pa.types.is_dictionary(array.type):
             return self._compacted(array, path)
         if not pa.types.is_struct(array.type) or not _has_dictionaries(array.type):
@@ -61,7 +61,7 @@ class StreamDictionaries:
             return array
         fields = [array.type.field(at) for at in range(array.type.num_fields)]
         found = [array.field(at) for at in range(len(fields))]
-        children = [self._sound(child, f"{path}.{at}") for at, child in enumerate(found)]
+        children = [self._check(child, f"{path}.{at}") for at, child in enumerate(found)]
         if not array.null_count and all(child is before for child, before in zip(children, found, strict=True)):
             return array
         fields = [field.with_type(child.type) for field, child in zip(fields, children, strict=True)]
@@ -83,7 +83,7 @@ class StreamDictionaries:
             return array.dictionary_decode()
         if not rows:
             return pa.DictionaryArray.from_arrays(indices, values.slice(0, 0)) if len(indices) else array
-        repeats = path not in self._plain and (rows < _ROWS_TO_TELL or 2 * len(values) <= rows)
+        repeats = path not in self._plain and (rows < _ROWS_TO_DECIDE or 2 * len(values) <= rows)
         if repeats and len(values) <= most and int(places.max()) < len(values):
             return array
         there = validity(indices)
@@ -94,7 +94,7 @@ class StreamDictionaries:
         is_used = np.zeros(last + 1 - first, np.bool_)
         is_used[used - places.dtype.type(first)] = True
         kept = np.flatnonzero(is_used) + first
-        if path in self._plain or (rows >= _ROWS_TO_TELL and 2 * len(kept) > rows):
+        if path in self._plain or (rows >= _ROWS_TO_DECIDE and 2 * len(kept) > rows):
             self._plain.add(path)
             if _stays_small(values, kept, used):
                 return array.dictionary_decode()

@@ -94,14 +94,14 @@ def _in_struct(
 def _decoded(
     table: Table, column: Column, array: pa.Array, field: pa.Field, batch: pa.RecordBatch | None, known: Flat
 ) -> tuple[pa.Array, pa.Field]:
-    said = (field.metadata or {}).get(ENCODING, column.default.encode())
+    encoding = (field.metadata or {}).get(ENCODING, column.default.encode())
     values = plain_values(table, column, array)
-    if said == b"delta":
+    if encoding == b"delta":
         values = _running_sum(values)
-    elif said == b"quasidelta" and batch is not None and column.name == "parent_id":
+    elif encoding == b"quasidelta" and batch is not None and column.name == "parent_id":
         values = _quasi_decoded(values, equal_to_previous(table, batch, known))
-    elif said != b"plain":
-        raise ConversionError(f"{table.name}: column {column.name} has the unknown encoding {said[:40]!r}")
+    elif encoding != b"plain":
+        raise ConversionError(f"{table.name}: column {column.name} has the unknown encoding {encoding[:40]!r}")
     known[column.name] = values
     if values is array:
         return array, field

@@ -130,13 +130,13 @@ def _scanned(wire: Wire, are_maps: Any) -> tuple[Any, _Elements]:
             rows, at, ends, left, is_map, heads = (part[~closed] for part in (rows, at, ends, left, is_map, heads))
         if not len(rows):
             break
-        begins, at, sound = _past(raw, at, heads, ends)
+        begins, at, is_valid = _past(raw, at, heads, ends)
         if step % 2 == 0:
-            sound &= (heads >> 5 == _TEXT) | ~is_map
+            is_valid &= (heads >> 5 == _TEXT) | ~is_map
         left -= left > 0
-        if not sound.all():
+        if not is_valid.all():
             parts = (rows, at, ends, left, is_map, heads, begins)
-            rows, at, ends, left, is_map, heads, begins = (part[sound] for part in parts)
+            rows, at, ends, left, is_map, heads, begins = (part[is_valid] for part in parts)
         passed.append((rows, heads, begins, at))
     if not passed:
         return counts, _Elements(*(np.zeros(0, np.int64) for _ in range(4)))
@@ -155,9 +155,9 @@ def _past(raw: Any, at: Any, heads: Any, ends: Any) -> tuple[Any, Any, Any]:
     if two.any():
         lengths = np.where(two, lengths << 8 | raw.take(at + 2), lengths)
     past = begins + np.where((majors == _BYTES) | (majors == _TEXT), lengths, 0)
-    sound = (sizes != _UNUSUAL) & (past <= ends)
+    is_valid = (sizes != _UNUSUAL) & (past <= ends)
     # An integer of 64 bits must fit into a signed one.
-    return begins, past, sound & ~((heads & _EITHER_SIGN == _WIDE_INTEGER) & (second >= 0x80))
+    return begins, past, is_valid & ~((heads & _EITHER_SIGN == _WIDE_INTEGER) & (second >= 0x80))
 
 
 # -- conversion to a notation ---------------------------------------------------------------------------------

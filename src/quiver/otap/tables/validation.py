@@ -133,9 +133,9 @@ def _values(payload: int, columns: Flat, items: int) -> int:
     kinds, nested = (kinds, nested) if there is None else (kinds.filter(there), nested.filter(there))
     counted, levels = 0, value_levels(payload)
     if len(nested) > _FEW:
-        said = np.asarray(pc.fill_null(kinds, 0))
-        flat = count_flat(nested, said == _MAP)
-        flat[(said != _MAP) & (said != _LIST)] = 0  # bytes that are not read
+        kinds_of_rows = np.asarray(pc.fill_null(kinds, 0))
+        flat = count_flat(nested, kinds_of_rows == _MAP)
+        flat[(kinds_of_rows != _MAP) & (kinds_of_rows != _LIST)] = 0  # bytes that are not read
         counted = int(flat.sum())
         rest = pa.array(flat == 0)
         kinds, nested = kinds.filter(rest), nested.filter(rest)

@@ -225,12 +225,12 @@ def _decoded(group: _Group, signal: str, schema: pa.Schema) -> DecodedRequests:
 def _decoded_tables(run: _Run, signal: str, schema: pa.Schema) -> DecodedRequests | None:
     """Return the rows of tables, and the invalid ones; None if some must be converted to a request."""
     bad = tuple((at, found.reason) for at, found in enumerate(run.found) if isinstance(found, Damage))
-    sound = [found for found in run.found if isinstance(found, ValidTables)]
-    if not sound:
+    valid = [found for found in run.found if isinstance(found, ValidTables)]
+    if not valid:
         batch = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
         return DecodedRequests(batch, bad, (0,) * run.count, run.first)
     try:
-        decoded = decode_tables(sound, view_name(signal))
+        decoded = decode_tables(valid, view_name(signal))
         arrays = [decoded.makers[column.name]() for column in schema]
     except FallbackNeededError:
         return None

@@ -37,7 +37,7 @@ __all__ = [
     "QuiverExporterConfig",
     "RetryConfig",
     "SparkExporterConfig",
-    "is_said",
+    "is_given",
 ]
 
 
@@ -131,7 +131,7 @@ _IN_RETRY = {one.key: one.field.removesuffix("_s") for one in ExporterConfig.fro
 """A key of an exporter → the key of the same setting in `retry`."""
 
 
-def is_said(config: Mapping[str, Any], key: str) -> bool:
+def is_given(config: Mapping[str, Any], key: str) -> bool:
     """Return whether the *config* of an exporter, as written in the file, has *key* under either of its names."""
     retry = config.get("retry")
     return key in config or (isinstance(retry, Mapping) and retry.get(_IN_RETRY.get(key, "")) is not None)

@@ -46,9 +46,9 @@ Strategy = str
 """How the instances of a destination share its input: `round_robin` or `broadcast`."""
 
 _STRATEGIES = ("round_robin", "broadcast")
-_BESIDE = ("metrics", "memory", "disk", "log_level")
-_TOP_KEYS = ("nodes", *_BESIDE)
-_LATER_KEYS = ("version", "groups", "pipeline_groups", "settings", *_BESIDE)
+_COMMON_KEYS = ("metrics", "memory", "disk", "log_level")
+_TOP_KEYS = ("nodes", *_COMMON_KEYS)
+_LATER_KEYS = ("version", "groups", "pipeline_groups", "settings", *_COMMON_KEYS)
 _PIPELINE_KEYS = ("nodes", "connections", "settings")
 _NODE_KEYS = ("kind", "plugin_urn", "out_ports", "config")
 _LATER_NODE_KEYS = ("type", "config")

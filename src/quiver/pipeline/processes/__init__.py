@@ -10,7 +10,7 @@ module                purpose
 `reload.py`           which changes of the file can be applied, and which need a restart (pure)
 `child.py`            the start and end of every child: arguments, logging, exit codes
 `parent_watchdog.py`  in a child: stop when asked, reload when asked, exit with the supervisor
-`spark_scratch.py`    the directory of Spark's temporary files
+`spark_temp_dir.py`   the directory of Spark's temporary files
 `sd_notify.py`        messages to systemd
 `extras.py`           names the extra to install for a missing module
 ====================  ======================================================================================

@@ -18,7 +18,7 @@ from quiver.pipeline.config.parse import DOCUMENT_BYTES_MAX
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.model import Pipeline
 from quiver.pipeline.processes.extras import missing_extra
-from quiver.pipeline.processes.parent_watchdog import EXIT_WRONG_USE, Lifeline
+from quiver.pipeline.processes.parent_watchdog import EXIT_WRONG_USE, ParentWatchdog
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.descriptors import raise_descriptor_limit
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -60,7 +60,7 @@ class ChildContext:
     Attributes:
         pipeline: the validated pipeline, with the directories of its buffers.
         run_dir: the directory for state.
-        lifeline: signals when to stop and when to reload.
+        watchdog: signals when to stop and when to reload.
         cores: the number of ingest processes that share the ports; None for a single process without cores.
         core: the number of this process.
         drain_s: how long to continue with sealed data after a stop request.
@@ -70,7 +70,7 @@ class ChildContext:
 
     pipeline: Pipeline
     run_dir: Path
-    lifeline: Lifeline
+    watchdog: ParentWatchdog
     cores: int | None = None
     core: int = 0
     drain_s: float = DRAIN_S
@@ -162,7 +162,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
         context = ChildContext(
             reread(),
             arguments.run_dir,
-            Lifeline(deadline_s=ORPHAN_DEADLINE_S),
+            ParentWatchdog(deadline_s=ORPHAN_DEADLINE_S),
             cores=arguments.cores,
             core=arguments.core,
             drain_s=arguments.drain_s,

@@ -17,13 +17,13 @@ import threading
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 
-__all__ = ["EXIT_WRONG_USE", "Lifeline"]
+__all__ = ["EXIT_WRONG_USE", "ParentWatchdog"]
 
 EXIT_WRONG_USE = 2
 """The exit code of a child that a restart cannot help."""
 
 
-class Lifeline:
+class ParentWatchdog:
     """
     Waits for SIGTERM, SIGINT, SIGUSR1, SIGHUP or the end of standard input. Create it in the main thread.
 
@@ -38,9 +38,9 @@ class Lifeline:
 
     def __init__(self, *, deadline_s: float, stdin_fd: int = 0, clock: Clock = SYSTEM_CLOCK) -> None:
         # A signal handler may put into a SimpleQueue, but must not set an Event: its lock is not reentrant.
-        self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._clock = clock
-        self._told_at: float | None = None
+        self._stop_requested_at: float | None = None
         self._is_orphan = False
         self._stopping = False
         self._reload = False
@@ -50,7 +50,7 @@ class Lifeline:
         self.hear_signals()
         # The supervisor blocks SIGHUP until this handler exists; a pending signal is delivered now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-        threading.Thread(target=self._watch, name="quiver-lifeline", daemon=True).start()
+        threading.Thread(target=self._watch, name="quiver-watchdog", daemon=True).start()
 
     def hear_signals(self) -> None:
         """
@@ -60,12 +60,12 @@ class Lifeline:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: self._end("stop"))
         signal.signal(signal.SIGUSR1, lambda _number, _frame: self._end("close"))
-        signal.signal(signal.SIGHUP, lambda _number, _frame: self._asked.put("reload"))
+        signal.signal(signal.SIGHUP, lambda _number, _frame: self._requests.put("reload"))
 
     def _end(self, how: str) -> None:
-        if self._told_at is None:
-            self._told_at = self._clock.monotonic()
-        self._asked.put(how)
+        if self._stop_requested_at is None:
+            self._stop_requested_at = self._clock.monotonic()
+        self._requests.put(how)
 
     def wait(self, timeout: float) -> bool:
         """
@@ -74,12 +74,12 @@ class Lifeline:
         """
         if not self._stopping:
             try:
-                asked = self._asked.get(timeout=timeout)
+                requested = self._requests.get(timeout=timeout)
             except queue.Empty:
                 return False
-            self._stopping = asked == "stop"
-            self.is_closing = self.is_closing or asked != "reload"
-            self._reload = self._reload or asked == "reload"
+            self._stopping = requested == "stop"
+            self.is_closing = self.is_closing or requested != "reload"
+            self._reload = self._reload or requested == "reload"
         return self._stopping
 
     def left_s(self, drain_s: float) -> float:
@@ -90,12 +90,12 @@ class Lifeline:
         if self._is_orphan:
             drain_s = min(drain_s, self._deadline_s / 2)
         now = self._clock.monotonic()
-        return max((now if self._told_at is None else self._told_at) + drain_s - now, 0.0)
+        return max((now if self._stop_requested_at is None else self._stop_requested_at) + drain_s - now, 0.0)
 
-    def reload_asked(self) -> bool:
+    def reload_requested(self) -> bool:
         """Return whether a reload was requested since the last call."""
-        asked, self._reload = self._reload, False
-        return asked
+        requested, self._reload = self._reload, False
+        return requested
 
     def _watch(self) -> None:
         # os.read, not sys.stdin: a thread blocked inside a buffered reader makes the interpreter's exit abort.

@@ -13,7 +13,7 @@ from typing import Any
 
 from quiver.pipeline.model import Buffer, Node, Pipeline, Route
 
-__all__ = ["changed_queries", "needs_restart", "told"]
+__all__ = ["changed_queries", "describe_changes", "needs_restart"]
 
 
 def needs_restart(old: Pipeline, new: Pipeline) -> list[str]:
@@ -59,19 +59,21 @@ def changed_queries(old: Pipeline, new: Pipeline) -> bool:
 
 
 def _queries(pipeline: Pipeline) -> dict[str, Any]:
-    return {name: _said(route) for name, route in pipeline.routes.items() if route.is_query}
+    return {name: _definition(route) for name, route in pipeline.routes.items() if route.is_query}
 
 
-def _said(route: Route) -> tuple[Any, ...]:
+def _definition(route: Route) -> tuple[Any, ...]:
     return route.config, route.strategy, [(node.name, node.plugin.urn, node.config) for node in route.processors]
 
 
-def told(old: Pipeline, new: Pipeline) -> str:
+def describe_changes(old: Pipeline, new: Pipeline) -> str:
     """Describe the applied changes."""
     before, after = old.routes, new.routes
     words = [f"{name} comes" for name in after if name not in before]
     words += [f"{name} goes; it stays a subscriber until it is dropped" for name in before if name not in after]
-    words += [f"{name} changed" for name in after if name in before and _said(before[name]) != _said(after[name])]
+    words += [
+        f"{name} changed" for name in after if name in before and _definition(before[name]) != _definition(after[name])
+    ]
     if old.log_level != new.log_level:
         words.append(f"log_level is {new.log_level}")
     return "; ".join(words) or "nothing changed in the file; certificates and credentials were read again"

@@ -37,9 +37,9 @@ from quiver.pipeline.companion_stores import beside
 from quiver.pipeline.model import Pipeline, memory_directory
 from quiver.pipeline.processes.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
 from quiver.pipeline.processes.extras import missing_extra
-from quiver.pipeline.processes.reload import changed_queries, needs_restart, told
+from quiver.pipeline.processes.reload import changed_queries, describe_changes, needs_restart
 from quiver.pipeline.processes.sd_notify import notify
-from quiver.pipeline.processes.spark_scratch import scratch_of
+from quiver.pipeline.processes.spark_temp_dir import spark_temp_dir
 from quiver.pipeline.processes.supervise import ChildSpec, Supervisor
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.atomic import replace_file
@@ -55,7 +55,7 @@ __all__ = [
     "RunOptions",
     "default_run_dir",
     "left_behind",
-    "lost_letters",
+    "lost_dead_letters",
     "not_sealed",
     "read_state",
     "remaining",
@@ -114,7 +114,7 @@ class RunOptions:
         cores: the number of ingest processes that share the ports, each with its own store; None for a single process
             without cores.
         drain_s: how long exporters continue after a stop request, in total; None for 25 s with Spark and 8 s without.
-        lifeline_fd: a descriptor; the pipeline stops when its other end is closed.
+        watchdog_fd: a descriptor; the pipeline stops when its other end is closed.
         notify_socket: the socket of systemd for readiness and stop messages; None sends none.
     """
 
@@ -122,12 +122,12 @@ class RunOptions:
     run_dir: Path
     cores: int | None = None
     drain_s: float | None = None
-    lifeline_fd: int | None = None
+    watchdog_fd: int | None = None
     notify_socket: str | None = None
 
 
 def run_pipeline(
-    pipeline: Pipeline, options: RunOptions, *, reread: Callable[[], Pipeline], say: Callable[[str], None]
+    pipeline: Pipeline, options: RunOptions, *, reread: Callable[[], Pipeline], report: Callable[[str], None]
 ) -> int:
     """
     Run *pipeline* until SIGTERM or SIGINT; return the exit code. On SIGHUP the file is read again.
@@ -136,7 +136,7 @@ def run_pipeline(
         pipeline: a validated pipeline.
         options: see `RunOptions`.
         reread: reads and validates the file again.
-        say: called with one line per event.
+        report: called with one line per event.
 
     Raises:
         DirectoryInUseError: another `quiver run` uses the run directory.
@@ -146,20 +146,20 @@ def run_pipeline(
     run_dir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
         held.callback(hold(REAL_FILES, str(run_dir / RUN_LOCK), owner=f"quiver run {pipeline.source}").release)
-        scratch = held.enter_context(scratch_of(run_dir))
-        running = _Running(pipeline.placed(run_dir), options, scratch, reread, say)
+        scratch = held.enter_context(spark_temp_dir(run_dir))
+        running = _Running(pipeline.placed(run_dir), options, scratch, reread, report)
         held.enter_context(_memory(running.pipeline, run_dir))
-        running.tell_what_is_left_behind()
-        threading.Thread(target=running.tell_when_ready, name="quiver-ready", daemon=True).start()
+        running.report_left_over()
+        threading.Thread(target=running.report_when_ready, name="quiver-ready", daemon=True).start()
         supervisor = running.supervisor
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: supervisor.request_stop())
         signal.signal(signal.SIGHUP, lambda _number, _frame: supervisor.request_reload())
-        if options.lifeline_fd is not None:
-            arguments = (options.lifeline_fd, supervisor)
-            threading.Thread(target=_watch, args=arguments, name="quiver-lifeline", daemon=True).start()
+        if options.watchdog_fd is not None:
+            arguments = (options.watchdog_fd, supervisor)
+            threading.Thread(target=_watch, args=arguments, name="quiver-watchdog", daemon=True).start()
         code = supervisor.run()
-        running.tell_what_remains()
+        running.report_remaining()
         return code
 
 
@@ -172,15 +172,15 @@ class _Running:
         options: RunOptions,
         scratch: Path,
         reread: Callable[[], Pipeline],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self.pipeline = pipeline
         self._options = options
         self._scratch = scratch
         self._reread = reread
-        self._say = say
+        self._report_line = report
         self._file = self._keep(pipeline)
-        self._told_of_stop = False
+        self._is_stop_reported = False
         self.supervisor = Supervisor(
             _children(pipeline, options, self._file, self._scratch),
             on_change=self._on_change,
@@ -207,17 +207,17 @@ class _Running:
         except OSError as error:
             # The disk is full: the children wait for space, and must not be killed because the state file is stale.
             _log.warning("%s is not up to date: %s", STATE_NAME, error)
-        if supervisor.state == "stopping" and not self._told_of_stop:
-            self._told_of_stop = True
+        if supervisor.state == "stopping" and not self._is_stop_reported:
+            self._is_stop_reported = True
             notify(self._options.notify_socket, "STOPPING=1")
         if what:
-            self._tell(what)
+            self._report(what)
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         _log.info("%s", what)
         # The reader of the output may have exited: a pager, a terminal.
         with contextlib.suppress(OSError):
-            self._say(what)
+            self._report_line(what)
 
     def _on_reload(self, supervisor: Supervisor) -> None:
         try:
@@ -226,35 +226,35 @@ class _Running:
                 _require_spark()
         except (QuiverError, OSError, ModuleNotFoundError) as error:
             # The running pipeline continues in any case.
-            self._tell(f"not reloaded: {error}")
+            self._report(f"not reloaded: {error}")
             return
         reasons = needs_restart(self.pipeline, new)
         if reasons:
-            self._tell(f"not reloaded, this needs a restart: {'; '.join(reasons)}")
+            self._report(f"not reloaded, this needs a restart: {'; '.join(reasons)}")
             return
         try:
             replace_file(REAL_FILES, str(self._options.run_dir / KEPT_NAME), new.text.encode())
         except OSError as error:
-            self._tell(f"not reloaded: {error}")
+            self._report(f"not reloaded: {error}")
             return
         old, self.pipeline = self.pipeline, new
         for child in supervisor.children:
             if child.spec.stage == INGEST_STAGE or not changed_queries(old, new):
-                supervisor.tell(child.spec.name, signal.SIGHUP)
+                supervisor.send_signal(child.spec.name, signal.SIGHUP)
             else:
                 supervisor.renew(child.spec.name)
         supervisor.change(_children(new, self._options, self._file, self._scratch))
-        self._tell(f"reloaded: {told(old, new)}")
+        self._report(f"reloaded: {describe_changes(old, new)}")
 
-    def tell_what_is_left_behind(self) -> None:
+    def report_left_over(self) -> None:
         """Report subscribers that retain data which no exporter of this pipeline will read."""
         for name, bundles, directory in left_behind(self.pipeline):
-            self._tell(
+            self._report(
                 f"{directory} keeps {bundles} bundles for {name}, which is no exporter here; if nobody else reads as "
                 f"{name}: quiver subscribers {shlex.quote(directory)} drop {name}"
             )
 
-    def tell_when_ready(self) -> None:
+    def report_when_ready(self) -> None:
         """Report once when every running child is ready; until then, ports are closed."""
         never = threading.Condition()
         while True:
@@ -267,22 +267,22 @@ class _Running:
             with never:
                 SYSTEM_CLOCK.wait(never, READY_LOOK_S)
         ports = dict.fromkeys(port for fact in facts.values() for port in fact.get("listening", ()))
-        said = f"ready: listens on {', '.join(ports)}" if ports else "ready"
-        notify(self._options.notify_socket, "READY=1", f"STATUS={said}")
-        self._tell(said)
+        status = f"ready: listens on {', '.join(ports)}" if ports else "ready"
+        notify(self._options.notify_socket, "READY=1", f"STATUS={status}")
+        self._report(status)
 
-    def tell_what_remains(self) -> None:
+    def report_remaining(self) -> None:
         """Report how much data each exporter has left in its buffer."""
         for name, bundles, directory in remaining(self.pipeline):
             fate = "which is in memory, and gone" if not self.pipeline.is_durable else "for the next start"
-            self._tell(f"{name}: {bundles} bundles remain in {directory}, {fate}")
+            self._report(f"{name}: {bundles} bundles remain in {directory}, {fate}")
         for name, bundles, directory in not_sealed(self.pipeline):
-            self._tell(
+            self._report(
                 f"{name}: {bundles} bundles remain in the log of {directory}, which was not sealed; they come to each "
                 "of its exporters with the next start"
             )
-        for name, letters, directory in lost_letters(self.pipeline):
-            self._tell(f"{name}: {letters} dead letters were in {directory}, which is in memory, and gone")
+        for name, letters, directory in lost_dead_letters(self.pipeline):
+            self._report(f"{name}: {letters} dead letters were in {directory}, which is in memory, and gone")
 
 
 def _ready(path: Path) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def not_sealed(pipeline: Pipeline) -> list[tuple[str, int, str]]:
     return found
 
 
-def lost_letters(pipeline: Pipeline) -> list[tuple[str, int, str]]:
+def lost_dead_letters(pipeline: Pipeline) -> list[tuple[str, int, str]]:
     """Return the dead letters that are lost with the run because they are in memory: exporter, number, directory."""
     from quiver.delivery.dead_letters import count_dead_letters, exporters_with_dead_letters  # noqa: PLC0415 - brings the engine
 

@@ -108,7 +108,7 @@ class Supervisor:
         backoff: the restart delays of each child.
         random: the source of their jitter.
         healthy_s: a child that ran this long restarts with the initial delay.
-        on_reload: called from `run` after `request_reload`; may call `tell`, `renew` and `change`.
+        on_reload: called from `run` after `request_reload`; may call `send_signal`, `renew` and `change`.
         log_bytes_max: a longer log is rotated.
     """
 
@@ -147,7 +147,7 @@ class Supervisor:
 
     # ── for on_reload ────────────────────────────────────────────────────────────────────────────────
 
-    def tell(self, name: str, number: signal.Signals) -> None:
+    def send_signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a child if it is running."""
         for child in self.children:
             if child.spec.name == name and child.process is not None:
@@ -174,7 +174,7 @@ class Supervisor:
                 child.restart_at = None
                 self._ask_to_stop(child)
                 if child.process is None:
-                    self._was_asked_to_stop(child)
+                    self._stop_was_requested(child)
         known = {child.spec.name: child for child in self.children}
         for spec in specs:
             found = known.get(spec.name)
@@ -202,14 +202,14 @@ class Supervisor:
         try:
             for child in self.children:
                 self._start(child)
-            self._say("running", "")
+            self._set_state("running", "")
             failed = self._keep()
-            self._say("stopping", "")
+            self._set_state("stopping", "")
             self._stop_in_order()
         finally:
             for child in self.children:
                 self._kill(child)
-        self._say("failed" if failed else "stopped", "")
+        self._set_state("failed" if failed else "stopped", "")
         return 1 if failed else 0
 
     def _keep(self) -> bool:
@@ -226,7 +226,7 @@ class Supervisor:
                     self._note_stopped(event)
                     event.child.state = "failed"
                     last = _last_line(event.child.spec.log_path)
-                    self._say(self.state, f"{event.child.spec.name} cannot run: {last}")
+                    self._set_state(self.state, f"{event.child.spec.name} cannot run: {last}")
                     return True
                 self._bury(event)
             elif event == "stop":
@@ -237,7 +237,9 @@ class Supervisor:
             for child in self.children:
                 if child.kill_at is not None and child.kill_at <= now and child.process is not None:
                     child.kill_at = None
-                    self._say(self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed")
+                    self._set_state(
+                        self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed"
+                    )
                     _kill_group(child.process.pid)
                 if child.restart_at is not None and child.restart_at <= self._clock.monotonic():
                     self._start_again(child)
@@ -286,10 +288,10 @@ class Supervisor:
             # A lack of memory, descriptors or disk space is temporary, and must not stop the other children.
             delay_s = next(child.delays)
             child.restart_at = self._clock.monotonic() + delay_s
-            self._say(self.state, f"{child.spec.name} cannot be started, retry in {delay_s:.1f} s: {error}")
+            self._set_state(self.state, f"{child.spec.name} cannot be started, retry in {delay_s:.1f} s: {error}")
         else:
             again = " again" if child.starts > 1 else ""
-            self._say(self.state, f"{child.spec.name} started{again}, process {child.pid}")
+            self._set_state(self.state, f"{child.spec.name} started{again}, process {child.pid}")
 
     def _await_exit(self, child: Child, process: subprocess.Popen[bytes]) -> None:
         if hasattr(os, "waitid"):
@@ -308,25 +310,25 @@ class Supervisor:
         child.last_exit = _exit_words(event.code)
         lived_s = self._clock.monotonic() - child.started_at
         if child.kill_at is not None or not child.is_wanted:
-            self._was_asked_to_stop(child)
+            self._stop_was_requested(child)
             return
         if lived_s >= self._healthy_s:
             child.delays = self._backoff.delays(self._random)
         delay_s = next(child.delays)
         child.restart_at = self._clock.monotonic() + delay_s
         name, last = child.spec.name, _last_line(child.spec.log_path)
-        said = f"{name} died ({child.last_exit}) after {lived_s:.1f} s; starts again in {delay_s:.1f} s"
+        message = f"{name} died ({child.last_exit}) after {lived_s:.1f} s; starts again in {delay_s:.1f} s"
         # A killed child logged no reason: the last line of its log is about something else.
-        self._say(self.state, f"{said}: {last}" if last and event.code > 0 else said)
+        self._set_state(self.state, f"{message}: {last}" if last and event.code > 0 else message)
 
-    def _was_asked_to_stop(self, child: Child) -> None:
+    def _stop_was_requested(self, child: Child) -> None:
         child.kill_at = None
         if child.is_wanted:
             child.restart_at = self._clock.monotonic()
             return
         child.state = "stopped"
         self.children.remove(child)
-        self._say(self.state, f"{child.spec.name} is not needed any more")
+        self._set_state(self.state, f"{child.spec.name} is not needed any more")
 
     def _stop_in_order(self) -> None:
         if not self._close_all():
@@ -343,7 +345,7 @@ class Supervisor:
                 if not self._await_stopped(child, begun + child.spec.stop_timeout_s):
                     return
                 child.state = "failed" if child.state == "failed" else "stopped"
-                self._say(self.state, f"{child.spec.name} stopped")
+                self._set_state(self.state, f"{child.spec.name} stopped")
 
     def _close_all(self) -> bool:
         """Announce the stop to the children, and wait until none accepts data; return False if asked to stop again."""
@@ -360,7 +362,7 @@ class Supervisor:
         if not self._await(lambda: child.process is None, deadline):
             return False
         if child.process is not None:
-            self._say(self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed")
+            self._set_state(self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed")
             self._kill(child)
         return True
 
@@ -396,7 +398,7 @@ class Supervisor:
             child.process.stdin.close()
         child.process = None
 
-    def _say(self, state: str, what: str) -> None:
+    def _set_state(self, state: str, what: str) -> None:
         self.state = state
         self._on_change(self, what)
 

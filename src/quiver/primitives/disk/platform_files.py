@@ -48,7 +48,7 @@ class Platform(Protocol):
     sync_all: Callable[[], None] | None
     """Make everything on all disks durable, without a descriptor; None if the call does not wait."""
 
-    maps_apart: bool
+    has_separate_mappings: bool
     """Whether stores into a mapping reach the file only after the mapping is flushed."""
 
     def pread(self, fd: int, size: int, offset: int, /) -> bytes:
@@ -96,7 +96,7 @@ class LinuxFiles:
         | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
     )  # fmt: skip
     sync_all: Callable[[], None] | None = _call("sync") if sys.platform == "linux" else None  # elsewhere asynchronous
-    maps_apart = False  # one page cache: fdatasync includes the pages that a mapping has modified
+    has_separate_mappings = False  # one page cache: fdatasync includes the pages that a mapping has modified
     iov_max = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
 
     # Without a wrapper: this is the hottest path of every log.
@@ -150,7 +150,7 @@ class MacFiles(LinuxFiles):
     """macOS: fsync reaches the drive but not the platter, and posix_fallocate is missing."""
 
     sync_all = None
-    maps_apart = True
+    has_separate_mappings = True
     F_FULLFSYNC = 51
     F_PREALLOCATE = 42
     F_ALLOCATEALL = 4
@@ -189,7 +189,7 @@ class WindowsFiles:
     """Range locks are mandatory: a byte far after the end is locked, so that the note stays readable."""
 
     sync_all: Callable[[], None] | None = None
-    maps_apart = True
+    has_separate_mappings = True
     open_flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
     iov_max = 1024
 

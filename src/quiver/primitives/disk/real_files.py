@@ -177,14 +177,14 @@ class RealFile:
         `sync` of the mapping is `sync_data` of this file.
         """
         try:
-            write = None if self._platform.maps_apart else self.pwrite
+            write = None if self._platform.has_separate_mappings else self.pwrite
             return map_descriptor_for_writing(self._fd, os.fstat(self._fd).st_size, self._sync_pages, write)
         except OSError as error:
             error.filename = self.path
             raise
 
     def _sync_pages(self, pages: mmap.mmap | bytearray) -> None:
-        if self._platform.maps_apart and isinstance(pages, mmap.mmap):
+        if self._platform.has_separate_mappings and isinstance(pages, mmap.mmap):
             pages.flush()
         self.sync_data()
 

@@ -47,8 +47,8 @@ from quiver.qwp.format.names import DEAD_LETTERS_LOCK_NAME, dead_letters_name, n
 __all__ = [
     "DEAD_LETTERS_BYTES_MAX",
     "DeadLetterFiles",
-    "LettersDamage",
-    "StoredLetter",
+    "DeadLettersDamage",
+    "StoredDeadLetter",
     "count_dead_letters",
     "dead_letters_of",
     "read_dead_letters",
@@ -67,7 +67,7 @@ _LOCK_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class StoredLetter:
+class StoredDeadLetter:
     """A dead letter and its id: the number of its frame, and a checksum that distinguishes letters of one frame."""
 
     id: str
@@ -75,7 +75,7 @@ class StoredLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class LettersDamage:
+class DeadLettersDamage:
     """Bytes that are not a letter although letters follow, or a file that cannot be read."""
 
     path: str
@@ -266,11 +266,11 @@ def _end_of(data: memoryview) -> int:
     return end
 
 
-def _records(data: memoryview, path: str) -> Iterator[tuple[int, int, DeadLetter] | LettersDamage]:
+def _records(data: memoryview, path: str) -> Iterator[tuple[int, int, DeadLetter] | DeadLettersDamage]:
     """Yield the start, end and letter of each record. Unreadable bytes before a letter are yielded as damage."""
     header = decode_dead_letters_header(data)
     if not isinstance(header, Frame):
-        yield LettersDamage(path, 0, as_damage(header, len(data)).reason)
+        yield DeadLettersDamage(path, 0, as_damage(header, len(data)).reason)
         return
     at = header.end
     while at < len(data):
@@ -282,7 +282,7 @@ def _records(data: memoryview, path: str) -> Iterator[tuple[int, int, DeadLetter
         after = find_dead_letter(data, at)
         if after is None:
             return  # presumably never finished
-        yield LettersDamage(path, at, getattr(answer, "reason", "a record that ends inside of another one"))
+        yield DeadLettersDamage(path, at, getattr(answer, "reason", "a record that ends inside of another one"))
         at = after
 
 
@@ -294,7 +294,7 @@ def _read(fs: FileSystem, path: str) -> memoryview:
     return memoryview(fs.read_all(path, size_max=_FILE_BYTES_MAX))
 
 
-def dead_letters_of(fs: FileSystem, directory: str) -> Iterator[StoredLetter | LettersDamage]:
+def dead_letters_of(fs: FileSystem, directory: str) -> Iterator[StoredDeadLetter | DeadLettersDamage]:
     """
     Yield the dropped frames of a slot, oldest first, and what is damaged. Safe while a sender runs.
 
@@ -308,7 +308,7 @@ def dead_letters_of(fs: FileSystem, directory: str) -> Iterator[StoredLetter | L
         except FileNotFoundError:
             continue
         for one in _records(data, path):
-            yield one if isinstance(one, LettersDamage) else StoredLetter(_id_of(data, one[0], one[2]), one[2])
+            yield one if isinstance(one, DeadLettersDamage) else StoredDeadLetter(_id_of(data, one[0], one[2]), one[2])
 
 
 def read_dead_letters(fs: FileSystem, directory: str) -> list[DeadLetter]:
@@ -318,7 +318,7 @@ def read_dead_letters(fs: FileSystem, directory: str) -> list[DeadLetter]:
     Raises:
         OSError: a file cannot be read. A missing file is not an error.
     """
-    return [one.letter for one in dead_letters_of(fs, directory) if isinstance(one, StoredLetter)]
+    return [one.letter for one in dead_letters_of(fs, directory) if isinstance(one, StoredDeadLetter)]
 
 
 def count_dead_letters(fs: FileSystem, directory: str) -> int:
@@ -344,7 +344,7 @@ def _count(fs: FileSystem, path: str) -> int:
     finally:
         file.close()
     if at < size:  # truncated or damaged: the records must be read
-        count = sum(not isinstance(one, LettersDamage) for one in _records(_read(fs, path), path))
+        count = sum(not isinstance(one, DeadLettersDamage) for one in _records(_read(fs, path), path))
     return count
 
 
@@ -367,7 +367,7 @@ def remove_dead_letters(
         for number in _numbers(fs, directory):
             path = f"{directory}/{dead_letters_name(number)}"
             data = _read(fs, path)
-            found = [one for one in _records(data, path) if not isinstance(one, LettersDamage)]
+            found = [one for one in _records(data, path) if not isinstance(one, DeadLettersDamage)]
             chosen = [one for one in found if ids is None or _id_of(data, one[0], one[2]) in ids]
             removed += len(chosen)
             if ids is None or (chosen and sum(end - start for start, end, _ in chosen) == len(data) - _HEADER_BYTES):

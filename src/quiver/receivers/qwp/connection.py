@@ -110,8 +110,8 @@ class QwpConnection(asyncio.Protocol):
         self._is_deaf = False
         now = asyncio.get_running_loop().time()
         self._opened_at = self._heard = self._message_at = now
-        self._asked_at: float | None = None
-        self._proof_asked_at: float | None = None  # when another connection asked whether this one is alive
+        self._ping_sent_at: float | None = None
+        self._proof_requested_at: float | None = None  # when another connection asked whether this one is alive
         self._proof_pinged_at = 0.0
         self._received_close = False
 
@@ -126,7 +126,7 @@ class QwpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle received bytes."""
         self._heard = asyncio.get_running_loop().time()
-        self._asked_at = None
+        self._ping_sent_at = None
         self._websocket.receive_data(data)
         self._react()
         self._count_partial(len(self._websocket.reader.buffer))
@@ -153,7 +153,7 @@ class QwpConnection(asyncio.Protocol):
     @property
     def _is_backlogged(self) -> bool:
         # A connection that is asked for a sign of life must be read.
-        return self._waiting_bytes > self._settings.max_request_bytes and self._proof_asked_at is None
+        return self._waiting_bytes > self._settings.max_request_bytes and self._proof_requested_at is None
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """
@@ -257,7 +257,7 @@ class QwpConnection(asyncio.Protocol):
             self._message(bytes(frame.data))
         elif frame.opcode is Opcode.PONG and self._client is not None:
             self._client.pong(bytes(frame.data))
-            self._proof_asked_at = None
+            self._proof_requested_at = None
 
     def _message(self, data: bytes) -> None:
         self._message_at = self._heard
@@ -386,8 +386,8 @@ class QwpConnection(asyncio.Protocol):
         """Ping the client, because another connection may be its successor."""
         if self._websocket.state is not OPEN or self._client is None or self.transport is None:
             return
-        if self._proof_asked_at is None:
-            self._proof_asked_at = now
+        if self._proof_requested_at is None:
+            self._proof_requested_at = now
         elif now - self._proof_pinged_at < _PROOF_PING_S:
             return
         self._proof_pinged_at = now
@@ -396,11 +396,11 @@ class QwpConnection(asyncio.Protocol):
         self._write()
 
     def _tick_proof(self, now: float) -> None:
-        asked_at, client = self._proof_asked_at, self._client
-        if asked_at is None or client is None or now - asked_at <= self._settings.keepalive.ping_timeout_s:
+        requested_at, client = self._proof_requested_at, self._client
+        if requested_at is None or client is None or now - requested_at <= self._settings.keepalive.ping_timeout_s:
             return
-        self._proof_asked_at = None
-        if self._heard > asked_at:
+        self._proof_requested_at = None
+        if self._heard > requested_at:
             client.is_alive()  # it does not answer pings, but sends data
         elif self.transport is not None:
             self._fail(_GOING_AWAY, "no answer to a ping")
@@ -462,12 +462,12 @@ class QwpConnection(asyncio.Protocol):
             and (quiet or (grace and now - self._opened_at > age + grace))
         ):
             self.leave(_GOING_AWAY, "the connection has reached its maximum age")
-        elif self._asked_at is not None and now - self._asked_at > keepalive.ping_timeout_s:
+        elif self._ping_sent_at is not None and now - self._ping_sent_at > keepalive.ping_timeout_s:
             self._fail(_GOING_AWAY, "no answer to a ping")
             if self.transport is not None:
                 self.transport.abort()
-        elif self._asked_at is None and quiet and now - self._heard > keepalive.ping_interval_s:
-            self._asked_at = now
+        elif self._ping_sent_at is None and quiet and now - self._heard > keepalive.ping_interval_s:
+            self._ping_sent_at = now
             self._websocket.send_ping(b"quiver")
             self._write()
 

@@ -31,7 +31,7 @@ from quiver.qwp.wire.message import Flags
 from quiver.qwp.wire.responses import Status
 from quiver.receivers.intake import IntakeStore
 from quiver.receivers.qwp.ledger import LEDGER_NAME, Stored
-from quiver.receivers.qwp.replay import ReplacedError, ReplayIndex, UnprovenError, is_stamped, table_digest
+from quiver.receivers.qwp.replay import ReplayIndex, SupersededError, UnprovenError, is_stamped, table_digest
 from quiver.receivers.qwp.settings import QwpSettings
 
 __all__ = ["Progress", "QwpClient", "QwpIntake", "QwpStore"]
@@ -395,7 +395,7 @@ class QwpClient:
             return
         except _EndedError:
             progress.outcome, progress.message = "unavailable", _ENDED
-        except ReplacedError:
+        except SupersededError:
             progress.outcome, progress.message = "replaced", "the client has reconnected"
         except InvalidBundleError as invalid:
             progress.outcome, progress.message, progress.status = "refused", str(invalid), Status.SCHEMA_MISMATCH

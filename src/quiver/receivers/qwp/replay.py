@@ -33,7 +33,7 @@ from quiver.observe import Observer
 from quiver.qwp.wire.decoded import TABLE_KEY
 from quiver.receivers.qwp.ledger import ReplayLedger, Stored
 
-__all__ = ["Life", "ReplacedError", "ReplayIndex", "UnprovenError", "is_stamped", "sender_key", "table_digest"]
+__all__ = ["Life", "ReplayIndex", "SupersededError", "UnprovenError", "is_stamped", "sender_key", "table_digest"]
 
 _DIGEST_BYTES = 16
 _DESIGNATED_KEY = b"qwp.designated"
@@ -78,7 +78,7 @@ class UnprovenError(Exception):
         self.lives = lives
 
 
-class ReplacedError(Exception):
+class SupersededError(Exception):
     """The tables of this connection are stored by a later one of the same client."""
 
 
@@ -106,7 +106,7 @@ class Life:
         "confirmed",
         "count",
         "is_over",
-        "is_replaced",
+        "is_superseded",
         "known",
         "marks",
         "nbytes",
@@ -128,7 +128,7 @@ class Life:
         self.released = 0
         self.known = 0
         self.is_over = False
-        self.is_replaced = False
+        self.is_superseded = False
         self.storing: bytes | None = None
         self.marks: list[tuple[int, int]] = []  # (tables, their bytes): where the oldest can be removed
 
@@ -265,7 +265,7 @@ class ReplayIndex:
             self._ledger.claim(found)
             former = self._lives.get(found.life)
             if former is not None and found.is_same_sender:
-                former.is_replaced = True
+                former.is_superseded = True
             self._add(life, Stored(digest, found.sequence, found.nbytes, stamped))
             return found.sequence
 
@@ -274,19 +274,19 @@ class ReplayIndex:
         Record that the next table of *life* is being stored. The caller must call `finish` in every case.
 
         Raises:
-            ReplacedError: it must not be stored. The client has reconnected, and resends it there.
+            SupersededError: it must not be stored. The client has reconnected, and resends it there.
             UnprovenError: the answer depends on whether this connection is over.
         """
         with self._changed:
             self._settle()
-            if not life.is_replaced and life.alive_at < self._opened_at.get(life.sender, -1.0):
+            if not life.is_superseded and life.alive_at < self._opened_at.get(life.sender, -1.0):
                 later = (one for one in self._lives.values() if _may_be_former(life, one, even_over=True))
                 if any(self._has(one, digest) for one in later):
                     if not life.is_over:
                         raise UnprovenError(frozenset({life.number}))
-                    life.is_replaced = True
-            if life.is_replaced:
-                raise ReplacedError
+                    life.is_superseded = True
+            if life.is_superseded:
+                raise SupersededError
             life.storing = digest
 
     def finish(self, life: Life, stored: Stored | None) -> None:

@@ -152,7 +152,7 @@ class BundleDelivery:
         return self._stores[root]
 
     def _try(self, store: BatchDelivery, refs: Iterable[BundleRef]) -> None:
-        wanted = [ref for ref in refs if not store.is_held(ref)]
+        wanted = [ref for ref in refs if not store.is_waiting_for_retry(ref)]
         with ThreadPoolExecutor(self._in_flight_max, thread_name_prefix="quiver-deliver") as pool:
             outcomes = zip(wanted, pool.map(store.try_one, wanted), strict=True)
             store.settle((ref, outcome) for ref, outcome in outcomes if outcome is not None)

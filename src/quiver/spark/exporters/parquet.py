@@ -35,7 +35,7 @@ from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema
 from quiver.spark.exporters.exported import exported_parts
 from quiver.spark.exporters.output_files import begin_file, synced_bytes
-from quiver.spark.exporters.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
+from quiver.spark.exporters.parquet_commit import ExportCommitter, Part, committed_individually, part_prefix
 from quiver.spark.exporters.settings import check_file_mode, directory_mode
 from quiver.spark.processors.bad_bundle_filter import ExportBatch
 from quiver.store.reading.offsets import STORE_UNKNOWN
@@ -360,7 +360,7 @@ class ParquetExporter:
 
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return those of *names* under which a bundle was exported individually."""
-        return committed_apart(REAL_FILES, self._output, names)
+        return committed_individually(REAL_FILES, self._output, names)
 
     def _written(self, batch: DataFrame, prefix: str, exported_through: Mapping[str, BundleRef]) -> list[Row]:
         self._attempts += 1

@@ -40,18 +40,18 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.reading.offsets import STORE_UNKNOWN
 
 __all__ = [
-    "APART_PREFIX",
+    "INDIVIDUAL_PREFIX",
     "RECORDS_DIR",
     "RECORDS_KEPT",
     "ExportCommitter",
     "ExportRecord",
     "Part",
-    "committed_apart",
+    "committed_individually",
     "individual_id",
     "part_prefix",
 ]
 
-APART_PREFIX = "apart-"
+INDIVIDUAL_PREFIX = "apart-"
 
 RECORDS_DIR = "_quiver"
 
@@ -153,10 +153,10 @@ def individual_id(subscriber: str, bundle: str) -> str:
         subscriber: the exporter.
         bundle: identity of its store, segment and index.
     """
-    return f"{APART_PREFIX}{hashlib.sha256(f'{subscriber}/{bundle}'.encode()).hexdigest()[:32]}"
+    return f"{INDIVIDUAL_PREFIX}{hashlib.sha256(f'{subscriber}/{bundle}'.encode()).hexdigest()[:32]}"
 
 
-def committed_apart(fs: FileSystem, output: str, names: AbstractSet[str]) -> set[str]:
+def committed_individually(fs: FileSystem, output: str, names: AbstractSet[str]) -> set[str]:
     """Return those of *names* under which a bundle was exported to *output* individually."""
     root = f"{output}/{RECORDS_DIR}"
     queries = fs.list_dir(root) if fs.exists(root) else ()
@@ -170,7 +170,7 @@ def part_prefix(query_id: str, batch: int) -> str:
 
 def _short(query_id: str) -> str:
     # A few characters of Spark's ids distinguish the few queries of a directory. Bundles can be many.
-    return query_id if query_id.startswith(APART_PREFIX) else query_id[:_QUERY_CHARACTERS]
+    return query_id if query_id.startswith(INDIVIDUAL_PREFIX) else query_id[:_QUERY_CHARACTERS]
 
 
 class ExportCommitter:
@@ -218,13 +218,13 @@ class ExportCommitter:
         """
         self._fs.make_dirs(self._records)
         root = f"{self._output}/{RECORDS_DIR}"
-        if self._query_id.startswith(APART_PREFIX):
+        if self._query_id.startswith(INDIVIDUAL_PREFIX):
             self.is_committed(0)
             self._remove_leftovers((f".{_short(self._query_id)}-",))
             return
         queries = [self._query_id]
         for query_id in self._fs.list_dir(root):
-            if query_id.startswith(APART_PREFIX):
+            if query_id.startswith(INDIVIDUAL_PREFIX):
                 continue  # a committer of an individual bundle finishes its own batch only
             records = self._own_records(f"{root}/{query_id}")
             for record in records:

@@ -150,14 +150,14 @@ def open_undelivered(
         UsageError: the policy is to keep dead letters, and *letters* is None.
         OSError: the disk refused.
     """
-    wants_letters = letters is not None and policy.on_exhausted == "dead_letter"
+    wants_dead_letters = letters is not None and policy.on_exhausted == "dead_letter"
     return Undelivered(
         subscriber,
         policy,
         retries=RetrySet.open(
             REAL_FILES, root, subscriber, unresolved=lambda: _unresolved_bundles(root, subscriber), clock=clock
         ),
-        letters=letters(root, subscriber) if letters is not None and wants_letters else None,
+        letters=letters(root, subscriber) if letters is not None and wants_dead_letters else None,
         clock=clock,
         observer=observer,
     )

@@ -33,7 +33,7 @@ from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.exported import Exported, Observed, exported_parts
 from quiver.spark.exporters.output_files import begin_file, synced_bytes
-from quiver.spark.exporters.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
+from quiver.spark.exporters.parquet_commit import ExportCommitter, Part, committed_individually, part_prefix
 from quiver.spark.exporters.settings import (
     ConsoleSettings,
     FileSettings,
@@ -272,7 +272,7 @@ class FileExporter:
 
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return those of *names* that have files."""
-        return committed_apart(REAL_FILES, self._output, names)
+        return committed_individually(REAL_FILES, self._output, names)
 
     def export(self, tables: Tables, batch: BatchOf) -> Exported:
         """

@@ -92,17 +92,17 @@ def check_columns(columns: Mapping[str, str], options: TopicSinkOptions) -> None
     Raises:
         UsageError: a column is missing, unknown, or of another type.
     """
-    lawful = {
+    allowed = {
         "payload": ("binary", "string"), "key": ("string", "binary"), "attributes": ("map<string,string>",),
         "timestamp": ("timestamp",), "topic": ("string",),
     }  # fmt: skip
     for name, kind in columns.items():
         if name in _PASSED_OVER:
             continue
-        if name not in lawful:
+        if name not in allowed:
             raise UsageError(f"column {name} is not a column of a message; the columns are {', '.join(_COLUMNS)}")
-        if kind not in lawful[name]:
-            raise UsageError(f"column {name} is {kind}, but must be {' or '.join(lawful[name])}")
+        if kind not in allowed[name]:
+            raise UsageError(f"column {name} is {kind}, but must be {' or '.join(allowed[name])}")
     if "payload" not in columns:
         raise UsageError("a message needs a column payload")
     if options.topic is None and "topic" not in columns:

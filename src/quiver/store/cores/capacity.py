@@ -383,5 +383,5 @@ class SharedCapacity:
             return None
         answer = decode_claim(memoryview(data))
         # A claim far above the cap is only valid if it dates from a larger cap: then its files are as large.
-        is_lawful = isinstance(answer, Frame) and answer.value <= _CAPS_MAX * (self.largest_bytes or 0)
-        return answer.value if isinstance(answer, Frame) and is_lawful else None
+        is_valid = isinstance(answer, Frame) and answer.value <= _CAPS_MAX * (self.largest_bytes or 0)
+        return answer.value if isinstance(answer, Frame) and is_valid else None

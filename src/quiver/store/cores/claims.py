@@ -166,8 +166,8 @@ class Evictor:
             for find, where in ((self._finished, claims), (self._copied, claims), (self._any, drop_from)):
                 missing = bytes_wanted - sum(victim.size_bytes for victim in victims)
                 if missing > 0:
-                    gone = {(victim.core, victim.seq) for victim in victims}
-                    sources = [self._guarded(core, find(core, gone)) for core in claims if core in where]
+                    removed = {(victim.core, victim.seq) for victim in victims}
+                    sources = [self._guarded(core, find(core, removed)) for core in claims if core in where]
                     victims += self._choose(sources, missing)
             for core in claims:
                 try:
@@ -217,14 +217,14 @@ class Evictor:
                 if victim is not None and self._is_finished(victim, states):
                     yield _Victim(victim.sealed_ns, core, seq, victim.size_bytes, 0)
 
-    def _copied(self, core: int, gone: set[tuple[int, int]]) -> Iterator[_Victim]:
+    def _copied(self, core: int, removed: set[tuple[int, int]]) -> Iterator[_Victim]:
         try:
             listing = read_cold_list(self._fs, f"{self._directory(core)}/{SEGMENTS_DIR}")
         except (CorruptionError, SettingsError):
             return  # its owner reports the damage
         verified = {} if listing is None else listing.verified
         for seq in self._numbers(core):
-            entry = None if (core, seq) in gone else verified.get(seq)
+            entry = None if (core, seq) in removed else verified.get(seq)
             victim = None if entry is None else self._victim(core, seq)
             if victim is not None and entry is not None and self._is_copy(victim, entry):
                 yield victim
@@ -239,9 +239,9 @@ class Evictor:
         finally:
             file.close()
 
-    def _any(self, core: int, gone: set[tuple[int, int]]) -> Iterator[_Victim]:
+    def _any(self, core: int, removed: set[tuple[int, int]]) -> Iterator[_Victim]:
         for seq in self._numbers(core):
-            victim = None if (core, seq) in gone else self._victim(core, seq)
+            victim = None if (core, seq) in removed else self._victim(core, seq)
             if victim is not None:
                 info = self._info(victim)
                 if info is not None:

@@ -145,13 +145,13 @@ def decode_progress(view: memoryview) -> Answer[Progress]:
     if len(view) < header_size + _CRC.size:
         return NeedMore(header_size + _CRC.size - len(view))
     _, _, _, flags, oldest_incomplete, entry_count = PROGRESS_HEADER.unpack_from(view)
-    sound = progress_checksum(view) is not None
+    is_valid = progress_checksum(view) is not None
     entries = _decode_entries(view[: -_CRC.size], header_size, entry_count)
-    if not sound and not isinstance(entries, NeedMore):
+    if not is_valid and not isinstance(entries, NeedMore):
         # A wrong count or length would only be a consequence of the wrong checksum.
         return Damage(len(view) - _CRC.size, "checksum mismatch: neither CRC-32C nor CRC-32")
     if isinstance(entries, NeedMore):
-        return Damage(header_size, "the entries do not fit in the file") if sound else entries
+        return Damage(header_size, "the entries do not fit in the file") if is_valid else entries
     if isinstance(entries, Damage):
         return entries
     return Frame(Progress(oldest_incomplete, entries, flags), len(view))

@@ -64,7 +64,7 @@ class _Place:
 
     path: str
     reserved_bytes: int
-    are_letters: bool
+    are_dead_letters: bool
     attached: dict[str, weakref.ref[Attached]] = field(default_factory=dict)
     listed_bytes: dict[str, int] = field(default_factory=dict)
 
@@ -82,10 +82,12 @@ class _Place:
     def list(self, fs: FileSystem) -> None:
         """Add up the files of the stores that are not open in this process."""
         known = {_absolute(store.path) for store in self.open_stores()}
-        roots = [root for root in _store_roots(fs, self.path, are_letters=self.are_letters) if root not in known]
-        skip = () if self.are_letters else (DEAD_LETTER_DIR,)
+        roots = [
+            root for root in _store_roots(fs, self.path, are_dead_letters=self.are_dead_letters) if root not in known
+        ]
+        skip = () if self.are_dead_letters else (DEAD_LETTER_DIR,)
         listed = {root: tree_bytes(fs, root, skip=skip) for root in roots}
-        if not self.are_letters and self.path not in known:
+        if not self.are_dead_letters and self.path not in known:
             listed.setdefault(self.path, file_bytes(fs, self.path))  # the level above cores has what they share
         self.listed_bytes = listed
 
@@ -108,8 +110,8 @@ class DiskBudget:
         self._lock = threading.Lock()
         self._listed_s = -math.inf
         places = {_absolute(path): reserved for path, reserved in buffers.items()}
-        self._buffers = {path: _Place(path, reserved, are_letters=False) for path, reserved in places.items()}
-        self._letters = {path: _Place(path, 0, are_letters=True) for path in places}
+        self._buffers = {path: _Place(path, reserved, are_dead_letters=False) for path, reserved in places.items()}
+        self._letters = {path: _Place(path, 0, are_dead_letters=True) for path in places}
 
     def buffer(self, path: str) -> DiskShare:
         """Return the share of the buffer at *path*, which must be one of *buffers*."""
@@ -136,7 +138,7 @@ class DiskBudget:
             for other in self._places():
                 if other is not place:
                     left -= max(other.used_bytes(), other.reserved_bytes)
-                elif place.are_letters:
+                elif place.are_dead_letters:
                     left -= other.used_bytes(without=_absolute(root))
             return left
 
@@ -192,12 +194,12 @@ def _absolute(path: str) -> str:
     return os.path.abspath(path)  # noqa: PTH100 - kept as text
 
 
-def _store_roots(fs: FileSystem, path: str, *, are_letters: bool) -> list[str]:
+def _store_roots(fs: FileSystem, path: str, *, are_dead_letters: bool) -> list[str]:
     if not fs.exists(path):
         return []
     cores = find_cores(fs, path)
     roots = [f"{path}/{core_directory(core)}" for core in cores] or [path]
-    if not are_letters:
+    if not are_dead_letters:
         return roots
     places = [f"{root}/{DEAD_LETTER_DIR}" for root in roots]
     return [f"{place}/{name}" for place in places if fs.exists(place) for name in fs.list_dir(place)]

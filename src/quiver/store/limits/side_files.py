@@ -138,7 +138,7 @@ class Reserve:
         """Refill the reserve if needed; after a failure only once in a while, or *now*. True if ingest may continue."""
         wanted = self._size_bytes()
         if self._held_bytes >= wanted:
-            self._say(is_lacking=False)
+            self._report(is_lacking=False)
             return True
         if not now and self._clock.monotonic() < self._retry_at:
             return not self.is_lacking
@@ -149,13 +149,13 @@ class Reserve:
             if not self._held_bytes:
                 with contextlib.suppress(OSError):
                     self._fs.remove(self._path)
-            self._say(is_lacking=is_full_disk(error), problem=str(error))
+            self._report(is_lacking=is_full_disk(error), problem=str(error))
         else:
             self._held_bytes = wanted
-            self._say(is_lacking=False)
+            self._report(is_lacking=False)
         return not self.is_lacking
 
-    def _say(self, *, is_lacking: bool, problem: str = "") -> None:
+    def _report(self, *, is_lacking: bool, problem: str = "") -> None:
         if self.is_lacking == is_lacking:
             return
         self.is_lacking = is_lacking
@@ -178,7 +178,7 @@ class Reserve:
             return False
         self._held_bytes = 0
         self._retry_at = self._clock.monotonic()
-        self._say(is_lacking=True, problem="spent: the disk is full")
+        self._report(is_lacking=True, problem="spent: the disk is full")
         try:
             remove_durably(self._fs, [self._path])
         except OSError:

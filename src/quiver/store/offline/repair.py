@@ -104,7 +104,7 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
     report = RepairReport(root, dry_run)
     for letters in nested_stores(fs, root):
         # These are separate stores. Their findings do not belong to this one.
-        report.mends += repair(fs, letters, clock=clock, dry_run=dry_run).mends
+        report.repairs += repair(fs, letters, clock=clock, dry_run=dry_run).repairs
     with held_closed(fs, root, owner="quiver repair"):
         before = _findings(fs, root)
         for finding in before:
@@ -112,8 +112,8 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
                 raise UsageError(f"{finding.path}: {finding.reason}; then repair again")
         work = _Work(fs, root, dry_run=dry_run)
         for step in _STEPS:
-            report.mends.extend(step(work))
-    report.mends += _by_opening(before, report.mends)
+            report.repairs.extend(step(work))
+    report.repairs += _by_opening(before, report.repairs)
     if not dry_run:
         drain(fs, root, clock=clock)
     report.left = check_store(fs, root).findings
@@ -124,9 +124,9 @@ def _findings(fs: FileSystem, root: str) -> list[Finding]:
     return [one for one in check_store(fs, root).findings if not one.path.startswith(f"{root}/{DEAD_LETTER_DIR}/")]
 
 
-def _by_opening(before: list[Finding], mends: list[Repaired]) -> list[Repaired]:
+def _by_opening(before: list[Finding], repairs: list[Repaired]) -> list[Repaired]:
     """Return the findings that no step repaired: recovery handles them when the store is opened."""
-    reported = {mend.path for mend in mends}
+    reported = {repaired.path for repaired in repairs}
     how = "repaired when the store is opened, from the files around it"
     return [
         Repaired(finding.path, f"at byte {finding.offset}: {finding.reason}", how)

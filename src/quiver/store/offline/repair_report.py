@@ -36,7 +36,7 @@ class RepairReport:
 
     root: str
     dry_run: bool
-    mends: list[Repaired] = field(default_factory=list)
+    repairs: list[Repaired] = field(default_factory=list)
     left: list[Finding] = field(default_factory=list)
 
     @property
@@ -49,7 +49,7 @@ class RepairReport:
         return {
             "directory": self.root,
             "dry_run": self.dry_run,
-            "mends": [asdict(mend) for mend in self.mends],
+            "mends": [asdict(repaired) for repaired in self.repairs],
             "damaged": self.damaged,
             "left": [finding.as_dict() for finding in self.left],
         }

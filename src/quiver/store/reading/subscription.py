@@ -43,7 +43,7 @@ from quiver.store.reading.segments import SegmentList, store_identity
 from quiver.store.reading.store_files import StoreFiles
 from quiver.store.reading.stream_options import SourceOptions
 from quiver.store.subscribers.progress_store import SubscriberFile, create_if_missing, profile_in_use
-from quiver.store.subscribers.retry_set import HeldBundles, before_held
+from quiver.store.subscribers.retry_set import RetrySetReader, before_retries
 from quiver.store.subscribers.state import SegmentRef, Segments
 
 __all__ = ["LOCK_PATIENCE_S", "Subscription"]
@@ -98,8 +98,8 @@ class Subscription:
         self._observer = observer if observer is not None else InMemoryObserver()
         self._drops_seen: dict[str, _Signature] = {}
         self._file = SubscriberFile(fs, options.path, options.subscriber)
-        self._held = HeldBundles(fs, options.path, options.subscriber)
-        self._released_for = self._held.refs
+        self._retries = RetrySetReader(fs, options.path, options.subscriber)
+        self._released_for = self._retries.refs
         self._checkpoint = None if options.checkpoint is None else Checkpoint(fs, options.checkpoint)
         self._acked = BundleRef(0, 0)
         self._available: BundleRef | None = None
@@ -219,7 +219,7 @@ class Subscription:
         if self._checkpoint is not None:
             self._checkpoint.sync_commits()  # an acknowledgement must not be ahead of the checkpoint
         self._file.know(self._refs(position))
-        if self._file.ack_through(position.segment, position.index, held=self._held.refs):
+        if self._file.ack_through(position.segment, position.index, retries=self._retries.refs):
             self._file.save()
         self._acked = position
         self._segments.forget_before(position)
@@ -308,13 +308,13 @@ class Subscription:
         Acknowledge, durably, the bundles that left the retry set since: they were delivered or dropped. Costs one
         `stat` if there are none.
         """
-        self._held.refresh()
-        if self._held.refs == self._released_for:
+        self._retries.refresh()
+        if self._retries.refs == self._released_for:
             return
         self._file.know(self._refs())
-        if self._file.ack_through(self._acked.segment, self._acked.index, held=self._held.refs):
+        if self._file.ack_through(self._acked.segment, self._acked.index, retries=self._retries.refs):
             self._file.save()
-        self._released_for = self._held.refs
+        self._released_for = self._retries.refs
 
     def _fold_drops(self) -> None:
         """
@@ -403,7 +403,7 @@ class Subscription:
                 with condition:
                     self._clock.wait(condition, _LOCK_RETRY_S)
         self._file.know(self._refs())
-        self._held.refresh()
+        self._retries.refresh()
         self._acked = self._position()
 
     def _acquire(self) -> None:
@@ -424,6 +424,6 @@ class Subscription:
             self._create("earliest")
 
     def _position(self) -> BundleRef:
-        held = self._held.refs
+        retries = self._retries.refs
         # A batch that was not committed may be planned again, with the bundles that it put into the retry set.
-        return before_held(self._file.position(held=held), held, self._refs() if held else ())
+        return before_retries(self._file.position(retries=retries), retries, self._refs() if retries else ())

@@ -160,8 +160,8 @@ class Cleanup:
         with self._context.maintenance:
             copies = Freed(*self.window.make_room(bytes_wanted))
             left = None if bytes_wanted is None else bytes_wanted - copies.size_bytes
-            gone = self._delete(_oldest(self._on_disk(self._finished()), left), "size")
-            return Freed(copies.segments + gone.segments, copies.size_bytes + gone.size_bytes)
+            removed = self._delete(_oldest(self._on_disk(self._finished()), left), "size")
+            return Freed(copies.segments + removed.segments, copies.size_bytes + removed.size_bytes)
 
     def has_finished(self) -> bool:
         """Return whether there are segments on disk that all subscribers have resolved, as far as is known here."""
@@ -241,10 +241,10 @@ class Cleanup:
             if not due:
                 return NOTHING
             finished = [info for info in self._finished() if info.seq in due]
-            gone = self._delete(finished, "age")
+            removed = self._delete(finished, "age")
             left = self._known(sorted(due.difference(info.seq for info in finished)))
             dropped = self._drop(left, "age")
-            return Freed(gone.segments + dropped.segments, gone.size_bytes + dropped.size_bytes)
+            return Freed(removed.segments + dropped.segments, removed.size_bytes + dropped.size_bytes)
 
     def drop_oldest(self, bytes_wanted: int) -> Freed:
         """
@@ -442,11 +442,11 @@ class Cleanup:
             is_noted = self._record_and_count(dropped)
             self._apply_drops(dropped)
             given_up = {entry.seq for entry in dropped}
-            gone = [info.seq for info in context.catalog.local_segments() if not context.fs.exists(info.path)]
-            copied = [seq for seq in gone if seq not in given_up and context.cold.is_verified(seq)]
+            removed = [info.seq for info in context.catalog.local_segments() if not context.fs.exists(info.path)]
+            copied = [seq for seq in removed if seq not in given_up and context.cold.is_verified(seq)]
             for seq in copied:
                 context.catalog.went_cold(seq)
-            seqs = sorted(set(gone).difference(copied))
+            seqs = sorted(set(removed).difference(copied))
             if seqs:
                 context.catalog.keep_floor(max(seqs) + 1)
                 context.cold.mark_unverified(seqs)

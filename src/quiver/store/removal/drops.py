@@ -131,8 +131,8 @@ class DropLedger:
         Raises:
             OSError: the disk refused; the entries stay, and can be removed later.
         """
-        gone = set(seqs)
-        left = {seq: entry for seq, entry in self._entries.items() if seq not in gone}
+        removed = set(seqs)
+        left = {seq: entry for seq, entry in self._entries.items() if seq not in removed}
         if len(left) == len(self._entries):
             return
         if left:

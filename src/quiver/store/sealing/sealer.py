@@ -45,7 +45,7 @@ class Sealer:
         self._cleanup = cleanup
         self._staged_import = OpenStoreImport(context, cleanup)
 
-    def adopt(self, may_take: Callable[[], bool]) -> int:
+    def import_staged(self, may_take: Callable[[], bool]) -> int:
         """Import segments that Spark sinks committed (see `staged_import`) while *may_take* allows; return how many."""
         return self._staged_import.import_all(may_take)
 
@@ -116,18 +116,18 @@ class Sealer:
         try:
             context.wal.advance_cursor(position)
             with context.lock:
-                gone = context.wal.purgeable()
-            if gone:
-                remove_durably(context.fs, [file.path for file in gone])
+                removed = context.wal.purgeable()
+            if removed:
+                remove_durably(context.fs, [file.path for file in removed])
                 with context.lock:
-                    context.wal.forget(gone)
+                    context.wal.forget(removed)
                     context.room.notify_all()
         except OSError as error:
             context.observer.event("quiver.wal.cursor", level=logging.WARNING, problem=str(error))
             if not (is_full_disk(error) and self._cleanup.reserve.spend()):
                 return 0
             return self.forget_log()
-        return len(gone)
+        return len(removed)
 
 
 def _check_complete(info: SegmentInfo | None, pending: Pending) -> None:

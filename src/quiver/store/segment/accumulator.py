@@ -24,7 +24,7 @@ from quiver.store.format.wal_entry import SLOT_HEAD
 from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
 from quiver.store.segment.event_time import chunk_ranges, event_column
 from quiver.store.segment.ipc_file import IpcFile, assemble
-from quiver.store.segment.log_backed import LoggedMessage, loaded
+from quiver.store.segment.log_backed import LogBackedMessage, loaded
 from quiver.store.segment.schemas import check_schema
 
 __all__ = [
@@ -80,7 +80,7 @@ class EncodedSlot:
         row_count: rows of the batch.
         message: the result of ``batch.serialize()``; for a schema with dictionaries, a complete Arrow stream, since a
             message alone would lack them. It must not change until the segment is on disk. Large ones are a
-            `LoggedMessage`.
+            `LogBackedMessage`.
     """
 
     slot: int
@@ -429,7 +429,7 @@ def _runs(stream: _Stream) -> list[SealedStream]:
 
 
 def _ranges(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> Sequence[int] | None:
-    if not any(isinstance(chunk, LoggedMessage) for chunk in chunks):
+    if not any(isinstance(chunk, LogBackedMessage) for chunk in chunks):
         return chunk_ranges(schema, column, chunks)
     ranges = array("q")
     for chunk in chunks:  # large, so only one of them is in memory at a time

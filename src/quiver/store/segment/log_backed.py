@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["LoggedMessage", "Reread", "loaded", "prefix_of"]
+__all__ = ["LogBackedMessage", "Reread", "loaded", "prefix_of"]
 
 
 class Reread(Protocol):
@@ -22,7 +22,7 @@ class Reread(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class LoggedMessage:
+class LogBackedMessage:
     """
     The place of a message in the log.
 
@@ -57,9 +57,9 @@ class LoggedMessage:
 
 def loaded(message: Any) -> Any:
     """Return the bytes of *message*, wherever they are."""
-    return message.load() if type(message) is LoggedMessage else message
+    return message.load() if type(message) is LogBackedMessage else message
 
 
 def prefix_of(message: Any) -> Any:
     """Return at least the first 8 bytes of *message*, without reading the log."""
-    return message.prefix if type(message) is LoggedMessage else message
+    return message.prefix if type(message) is LogBackedMessage else message

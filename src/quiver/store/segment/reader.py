@@ -76,11 +76,11 @@ class SegmentReader:
         self._footer = footer
         self._lock = threading.Lock()
         self._view: memoryview | None = view
-        self._known_sound = verified
+        self._known_valid = verified
         self._verified = verified is not None and verified.has(path, len(view), bytes(view[-_CRC_BYTES:]))
-        self._directory_sound = False
+        self._is_directory_valid = False
         # One per stream, and more for choices of columns.
-        self._whole_files: dict[int, Any] = {}
+        self._complete_files: dict[int, Any] = {}
         self._compressed: dict[int, bool] = {}
         self._files: dict[tuple[int, tuple[int, ...]], Any] = {}
         self._in_order = InOrder()
@@ -145,8 +145,8 @@ class SegmentReader:
         if problem is not None:
             raise CorruptionError(self.path, problem.offset, problem.reason)
         self._verified = True
-        if self._known_sound is not None:
-            self._known_sound.add(self.path, len(view), bytes(view[-_CRC_BYTES:]))
+        if self._known_valid is not None:
+            self._known_valid.add(self.path, len(view), bytes(view[-_CRC_BYTES:]))
 
     def verify_directory(self) -> None:
         """
@@ -158,13 +158,13 @@ class SegmentReader:
             CorruptionError: as `verify`.
             StoreClosedError: the reader was closed.
         """
-        if self._directory_sound or self._verified:
+        if self._is_directory_valid or self._verified:
             return
         footer, stored = self._footer, self.manifest.metadata.directory_crc32
         region = _region(self._open_view(), footer.directory_offset, footer.directory_length)
         if stored is None or stored != crc32(region):
             self.verify()
-        self._directory_sound = True
+        self._is_directory_valid = True
 
     def schema(self, stream_id: int) -> pa.Schema:
         """
@@ -248,7 +248,7 @@ class SegmentReader:
             return batch
 
     def _chunk(self, stream_id: int, chunk_index: int, fields: tuple[int, ...] = ()) -> pa.RecordBatch:
-        file = None if fields else self._whole_files.get(stream_id)
+        file = None if fields else self._complete_files.get(stream_id)
         if file is None:
             file = self._file(stream_id, fields)
         try:
@@ -379,7 +379,7 @@ class SegmentReader:
         """Close the file. Batches that were returned stay valid. Idempotent."""
         with self._lock:
             self._view = None
-            self._whole_files.clear()
+            self._complete_files.clear()
             self._files.clear()
             self._in_order.clear()
 
@@ -391,7 +391,7 @@ class SegmentReader:
 
     def _file(self, stream_id: int, fields: tuple[int, ...] = ()) -> Any:
         """Return the Arrow reader of one stream; only for *fields*, given by index, if there are any."""
-        file = self._files.get((stream_id, fields)) if fields else self._whole_files.get(stream_id)
+        file = self._files.get((stream_id, fields)) if fields else self._complete_files.get(stream_id)
         if file is not None:
             return file
         view = self._open_view()
@@ -408,14 +408,14 @@ class SegmentReader:
         if file.num_record_batches != stream.chunk_count:
             reason = f"stream {stream_id} has {file.num_record_batches} chunks, the directory says {stream.chunk_count}"
             raise CorruptionError(self.path, stream.byte_offset, reason)
-        if len(self._files) + len(self._whole_files) >= _FILES_MAX:
+        if len(self._files) + len(self._complete_files) >= _FILES_MAX:
             self._files.clear()
-            self._whole_files.clear()
+            self._complete_files.clear()
             self._in_order.clear()
         if fields:
             self._files[stream_id, fields] = file
         else:
-            self._whole_files[stream_id] = file
+            self._complete_files[stream_id] = file
         return file
 
     def _unreadable(self, stream_id: int, error: Exception) -> CorruptionError:

@@ -54,9 +54,9 @@ from quiver.store.snapshots.copying import Copied, StoreCopy
 from quiver.store.snapshots.new_directory import begin_directory, finish_directory
 
 __all__ = [
-    "BESIDE_DIR",
     "BUFFERS_DIR",
     "CHECKPOINTS_DIR",
+    "COMPANIONS_DIR",
     "Copied",
     "CopyPositions",
     "Part",
@@ -69,7 +69,7 @@ __all__ = [
     "snapshot_roots",
 ]
 
-BESIDE_DIR = "beside"
+COMPANIONS_DIR = "beside"
 BUFFERS_DIR = "buffers"
 CHECKPOINTS_DIR = "checkpoints"
 
@@ -96,7 +96,9 @@ class Part:
     positions: Mapping[str, CopyPositions] | None = None
 
 
-def snapshot(fs: FileSystem, root: str, target: str, *, now_ns: int, beside: Mapping[str, str] | None = None) -> Copied:
+def snapshot(
+    fs: FileSystem, root: str, target: str, *, now_ns: int, companions: Mapping[str, str] | None = None
+) -> Copied:
     """
     Copy the store at *root*, or all its cores, to the new directory *target*. Durable and complete on return.
 
@@ -105,13 +107,13 @@ def snapshot(fs: FileSystem, root: str, target: str, *, now_ns: int, beside: Map
         root: the store's directory.
         target: must not exist.
         now_ns: the time.
-        beside: ending → directory of each companion store that a pipeline keeps next to *root*.
+        companions: ending → directory of each companion store that a pipeline keeps next to *root*.
 
     Raises:
         UsageError: *root* is not a store, or *target* exists or is inside it.
         OSError: the disk reported an error; there is no *target*.
     """
-    others = {ending: Part(path, f"{BESIDE_DIR}/{ending}") for ending, path in (beside or {}).items()}
+    others = {ending: Part(path, f"{COMPANIONS_DIR}/{ending}") for ending, path in (companions or {}).items()}
     # An intake writes into the store, and the store into the others.
     before = [part for ending, part in others.items() if ending.startswith("intake")]
     after = [part for part in others.values() if part not in before]
@@ -200,7 +202,7 @@ def places_in(fs: FileSystem, source: str) -> list[str]:
 
 def _place_of(path: str) -> str:
     parts = path.split("/")
-    return "/".join(parts[:2]) if len(parts) > 2 and parts[0] in {BESIDE_DIR, BUFFERS_DIR, CHECKPOINTS_DIR} else ""
+    return "/".join(parts[:2]) if len(parts) > 2 and parts[0] in {COMPANIONS_DIR, BUFFERS_DIR, CHECKPOINTS_DIR} else ""
 
 
 def snapshot_roots(fs: FileSystem, source: str) -> list[str]:
@@ -210,7 +212,7 @@ def snapshot_roots(fs: FileSystem, source: str) -> list[str]:
     Raises:
         UsageError: the snapshot contains no store.
     """
-    places = [f"{below}/{name}" for below in (BESIDE_DIR, BUFFERS_DIR) for name in _names(fs, f"{source}/{below}")]
+    places = [f"{below}/{name}" for below in (COMPANIONS_DIR, BUFFERS_DIR) for name in _names(fs, f"{source}/{below}")]
     found = []
     for place in places:
         found += instance_roots(fs, f"{source}/{place}")

@@ -413,18 +413,18 @@ class SubscriberFile:
             raise InvariantError("the segments must be known before progress is read or written")
         return self._segments
 
-    def position(self, *, held: Collection[BundleRef] = ()) -> BundleRef:
+    def position(self, *, retries: Collection[BundleRef] = ()) -> BundleRef:
         """
-        Return the next bundle that an in-order reader must read: everything before it is resolved or in *held*.
+        Return the next bundle that an in-order reader must read: everything before it is resolved or in *retries*.
 
         Raises:
             InvariantError: `know` was not called.
         """
-        return self.state.position(self._known(), held=held)
+        return self.state.position(self._known(), retries=retries)
 
-    def ack_through(self, segment: int, index: int, *, held: Collection[BundleRef] = ()) -> bool:
+    def ack_through(self, segment: int, index: int, *, retries: Collection[BundleRef] = ()) -> bool:
         """
-        Resolve everything strictly before bundle *index* of *segment* except *held*; return whether that changed
+        Resolve everything strictly before bundle *index* of *segment* except *retries*; return whether that changed
         anything.
 
         An earlier position is not an error: resolved bundles stay resolved. Durable after `save`. The position is not
@@ -435,9 +435,9 @@ class SubscriberFile:
         """
         position = BundleRef(segment, index)
         segments = self._known()
-        if self.state.acked_through(position, segments, held=held):
+        if self.state.acked_through(position, segments, retries=retries):
             return False
-        self.state.resolve_through(position, segments, held=held)
+        self.state.resolve_through(position, segments, retries=retries)
         return True
 
     def fold_drops(self, entries: Iterable[DroppedSegment]) -> dict[DropReason, int]:

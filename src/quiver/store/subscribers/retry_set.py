@@ -7,8 +7,8 @@ The durable retry set of an exporter: bundles that its destination could not tak
     it is delivered         resolved(ref) → save()       only then may it be acknowledged
     killed in between       the file has the state before or after; the bundle is retried once more, never lost
 
-One object changes the file, under its own lock; readers need no lock. An in-order reader uses `HeldBundles` before it
-acknowledges everything up to a position: bundles in the set stay unresolved, so their segments stay.
+One object changes the file, under its own lock; readers need no lock. An in-order reader uses `RetrySetReader` before
+it acknowledges everything up to a position: bundles in the set stay unresolved, so their segments stay.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from quiver.store.format.retry_set import (
 )
 from quiver.store.subscribers.state import SegmentRef
 
-__all__ = ["ENTRIES_MAX", "HeldBundles", "RetrySet", "before_held", "load_retry_set"]
+__all__ = ["ENTRIES_MAX", "RetrySet", "RetrySetReader", "before_retries", "load_retry_set"]
 
 ENTRIES_MAX = 4096
 """A destination that is down should show as a backlog, not as a long list of failures."""
@@ -290,7 +290,7 @@ class RetrySet:
             return len(self._entries)
 
 
-class HeldBundles:
+class RetrySetReader:
     """
     The bundles in a subscriber's retry set, for readers that acknowledge in order. Changes nothing.
 
@@ -314,8 +314,8 @@ class HeldBundles:
         Read the set if it changed since the last call; return whether it did. Costs one `stat` if it did not.
 
         Raises:
-            CorruptionError: the held bundles are unknown, so nothing may be acknowledged; its exporter replaces the
-                set.
+            CorruptionError: the bundles in the set are unknown, so nothing may be acknowledged; its exporter replaces
+                the set.
             OSError: the set cannot be read.
         """
         try:
@@ -333,16 +333,16 @@ class HeldBundles:
         return True
 
 
-def before_held(position: BundleRef, held: Collection[BundleRef], segments: Sequence[SegmentRef]) -> BundleRef:
+def before_retries(position: BundleRef, retries: Collection[BundleRef], segments: Sequence[SegmentRef]) -> BundleRef:
     """
-    Return *position*, moved back over those of *held* that are directly before it.
+    Return *position*, moved back over those of *retries* that are directly before it.
 
     An in-order reader that was killed after it saved the set but before it committed the batch reads them again, and
-    must be allowed to. Bundles before the returned position that are not held are resolved.
+    must be allowed to. Bundles before the returned position that are not in the set are resolved.
 
     Args:
-        position: everything before it is resolved or held.
-        held: the bundles in the retry set.
+        position: everything before it is resolved or in the set.
+        retries: the bundles in the retry set.
         segments: the existing ones, ascending.
     """
     counts = {segment.seq: segment.bundle_count for segment in segments if segment.bundle_count}
@@ -354,6 +354,6 @@ def before_held(position: BundleRef, held: Collection[BundleRef], segments: Sequ
             if seq is None:
                 return position
             before = BundleRef(seq, counts[seq] - 1)
-        if before not in held:
+        if before not in retries:
             return position
         position = before

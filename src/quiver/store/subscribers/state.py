@@ -365,13 +365,13 @@ class SubscriberState:
         for seq in spent:
             del self._entries[seq]
 
-    def position(self, segments: Segments, *, held: Collection[BundleRef] = ()) -> BundleRef:
+    def position(self, segments: Segments, *, retries: Collection[BundleRef] = ()) -> BundleRef:
         """
         Return the first unresolved bundle, which is where an in-order reader continues.
 
-        Everything strictly before it is resolved or in *held*. If nothing is left: index 0 of the next segment.
+        Everything strictly before it is resolved or in *retries*. If nothing is left: index 0 of the next segment.
         """
-        masks = _masks(held)
+        masks = _masks(retries)
         below = (segments.get(seq) for seq in sorted(seq for seq in self._entries if seq < self.oldest_incomplete))
         for segment in below:
             left = 0 if segment is None else self.unresolved(segment) & ~masks.get(segment.seq, 0)
@@ -386,17 +386,17 @@ class SubscriberState:
             segment = segments.at_or_after(segment.seq + 1)
         return BundleRef(max(self.oldest_incomplete, segments.next_seq), 0)
 
-    def acked_through(self, position: BundleRef, segments: Segments, *, held: Collection[BundleRef] = ()) -> bool:
-        """Return whether everything strictly before *position* is resolved or in *held*."""
-        return self.position(segments, held=held) >= position
+    def acked_through(self, position: BundleRef, segments: Segments, *, retries: Collection[BundleRef] = ()) -> bool:
+        """Return whether everything strictly before *position* is resolved or in *retries*."""
+        return self.position(segments, retries=retries) >= position
 
-    def resolve_through(self, position: BundleRef, segments: Segments, *, held: Collection[BundleRef] = ()) -> None:
+    def resolve_through(self, position: BundleRef, segments: Segments, *, retries: Collection[BundleRef] = ()) -> None:
         """
-        Mark everything strictly before *position* as resolved, except *held*. Nothing is ever unmarked.
+        Mark everything strictly before *position* as resolved, except *retries*. Nothing is ever unmarked.
 
         A position after the last bundle of a segment is the same as index 0 of the next.
         """
-        position, kept = self._kept(position, segments, held)
+        position, kept = self._kept(position, segments, retries)
         for seq in [seq for seq in self._entries if seq < position.segment]:
             del self._entries[seq]
         self.oldest_incomplete = max(self.oldest_incomplete, position.segment)
@@ -407,11 +407,11 @@ class SubscriberState:
         self.advance(segments, over_gaps=False)
 
     def _kept(
-        self, position: BundleRef, segments: Segments, held: Collection[BundleRef]
+        self, position: BundleRef, segments: Segments, retries: Collection[BundleRef]
     ) -> tuple[BundleRef, dict[int, _Marks]]:
-        """Return the entries that keep *held* pending, and the position up to which all others may be resolved."""
+        """Return the entries that keep *retries* pending, and the position up to which all others may be resolved."""
         kept: dict[int, _Marks] = {}
-        waiting = (ref for ref in held if ref < position and not self.is_resolved(ref))
+        waiting = (ref for ref in retries if ref < position and not self.is_resolved(ref))
         for seq, mask in sorted(_masks(waiting).items()):
             marks, segment = self._entries.get(seq), segments.get(seq)
             if marks is None and segment is None:

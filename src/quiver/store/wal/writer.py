@@ -116,7 +116,7 @@ class WalWriter:
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────
 
-    def adopt(self, file: File, *, header_bytes: int, position_start: int, offset: int, size_bytes: int) -> None:
+    def resume_file(self, file: File, *, header_bytes: int, position_start: int, offset: int, size_bytes: int) -> None:
         """Continue in an existing active file at byte *offset*; everything before it is durable."""
         self._file = file
         self._header_bytes = header_bytes
@@ -479,9 +479,9 @@ class WalWriter:
         found.append(LogSpan(self._path(WAL_ACTIVE), begin, self.written, self._shift))
         return [span for span in found if span.start < end and span.end > start]
 
-    def forget(self, gone: Sequence[RotatedFile]) -> None:
+    def forget(self, removed: Sequence[RotatedFile]) -> None:
         """Stop counting rotated files that have been removed from disk."""
-        self._rotated = [file for file in self._rotated if file not in gone]
+        self._rotated = [file for file in self._rotated if file not in removed]
         self._rotated_bytes = sum(file.size_bytes for file in self._rotated)
         self._find_easy_end()
 

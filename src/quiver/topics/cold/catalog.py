@@ -278,9 +278,9 @@ class ObjectCatalog:
             if there.get(key) != value:
                 # One at a time: a descriptor may take a megabyte, and a request takes little more.
                 self._write({key: value})
-        gone = sorted(there.keys() - wanted.keys())
-        for at in range(0, len(gone), _REMOVED_AT_ONCE):
-            self._write(dict.fromkeys(gone[at : at + _REMOVED_AT_ONCE]))
+        removed = sorted(there.keys() - wanted.keys())
+        for at in range(0, len(removed), _REMOVED_AT_ONCE):
+            self._write(dict.fromkeys(removed[at : at + _REMOVED_AT_ONCE]))
         self.refresh()
 
     def _write(self, changes: Mapping[str, bytes | None]) -> None:

@@ -48,7 +48,7 @@ class CursorMirror:
         self._commits = commits
         self._prefix = subscriptions_prefix(namespace, topic)
         self._owner = owner
-        self._told: dict[str, SavedSubscription | None] | None = None
+        self._reported: dict[str, SavedSubscription | None] | None = None
 
     def _entries(self) -> Iterator[Entry]:
         start = ""
@@ -95,18 +95,18 @@ class CursorMirror:
             MetadataUnavailableError: the store does not answer.
             OSError: a file could not be written.
         """
-        told = self._kept()
-        others = {name: saved for name, (owner, saved) in told.items() if owner != self._owner}
+        mirrored = self._kept()
+        others = {name: saved for name, (owner, saved) in mirrored.items() if owner != self._owner}
         if others:
             # The topic was away, and came back or came here: subscriptions missing there were removed there.
             for name in kept.names():
-                if name not in told:
+                if name not in mirrored:
                     kept.remove(name)
         for saved in others.values():
             kept.save(saved)
         return sorted(others)
 
-    def tell(self, kept: SubscriptionFiles) -> None:
+    def update(self, kept: SubscriptionFiles) -> None:
         """
         Write the changes of *kept* since the last call to the store, including removals.
 
@@ -115,8 +115,8 @@ class CursorMirror:
             FencedError: this is no longer the owner.
             MetadataUnavailableError: the store does not answer; the next call writes them again.
         """
-        if self._told is None:
-            self._told = dict.fromkeys(self._kept())
+        if self._reported is None:
+            self._reported = dict.fromkeys(self._kept())
         damaged: CorruptionError | None = None
         names = kept.names()
         for name in names:
@@ -125,12 +125,12 @@ class CursorMirror:
             except CorruptionError as error:
                 damaged = error
                 continue
-            if saved is not None and self._told.get(name) != saved:
+            if saved is not None and self._reported.get(name) != saved:
                 self._commits.commit(encode_subscription_keys(self._prefix, saved, self._owner))
-                self._told[name] = saved
-        for name in sorted(self._told.keys() - set(names)):
+                self._reported[name] = saved
+        for name in sorted(self._reported.keys() - set(names)):
             self._commits.commit(dict.fromkeys(subscription_keys(self._prefix, name)))
-            del self._told[name]
+            del self._reported[name]
         if damaged is not None:
             raise damaged
 
@@ -144,4 +144,4 @@ class CursorMirror:
         """
         for entry in list(self._entries()):
             self._commits.commit({entry.key: None})
-        self._told = {}
+        self._reported = {}

@@ -121,15 +121,15 @@ def _release(
     if below:
         check()
     # Called in any case: files that could not be removed the last time are tried again.
-    gone = wal.release_below(below)
-    for file in gone:
+    removed = wal.release_below(below)
+    for file in removed:
         reason = why.get(file.path, "time")
         observer.count("danube_wal_delete_total", 1, reason=reason)
         observer.event(
             "danube.deleter.file", topic=topic, path=file.path, file_seq=file.seq, reason=reason,
             first_offset=file.first_offset, next_offset=file.next_offset,
         )  # fmt: skip
-    return gone
+    return removed
 
 
 class LocalDeleter:
@@ -233,9 +233,9 @@ class Deleter:
             FencedError: another owner took over.
             OSError: as `Wal.release_below`.
         """
-        gone = self._release_files()
+        removed = self._release_files()
         self._expire_objects()
-        return gone
+        return removed
 
     def _release_files(self) -> tuple[WalFile, ...]:
         return _release(
@@ -265,11 +265,11 @@ class Deleter:
             info = self._objects.head(key)
         except ObjectNotFoundError:
             info = None
-        is_sound = info is not None and info.size_bytes == span.size
-        if not is_sound:
+        is_intact = info is not None and info.size_bytes == span.size
+        if not is_intact:
             self._observer.count("danube_wal_delete_refused_total", 1)
             self._observer.event("danube.deleter.refused", topic=self._catalog.topic, object_id=span.object_id)
-        return is_sound
+        return is_intact
 
     def _file_has(self, file: WalFile, first: int, after: int) -> bool:
         scanner = FrameScanner(

@@ -429,7 +429,7 @@ class ObjectColdTier:
             try:
                 owned.uploader.run_once()
                 if owned.kept is not None:
-                    owned.cursors.tell(owned.kept)
+                    owned.cursors.update(owned.kept)
                 owned.delays = None
                 owned.upload_at = self._clock.monotonic() + interval_s
                 owned.problem = ""
@@ -541,7 +541,7 @@ class ObjectColdTier:
                     raise StoreFailedError(f"{wal.directory}: messages from {wal.synced_offset} on are not synced")
                 owned.uploader.run_once()
             if owned.kept is not None:
-                owned.cursors.tell(owned.kept)
+                owned.cursors.update(owned.kept)
             owned.ownership.release(owned.catalog.changes_for(self._state(owned, sealed=True)))
 
     def hand_over(self, topics: Sequence[str], *, timeout: float) -> Sequence[UnfinishedHandOver]:

@@ -68,7 +68,7 @@ class CheckedTopic:
     findings: tuple[Finding, ...]
 
     @property
-    def sound(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether nothing is damaged, and everything could be read."""
         return not self.damaged and not self.unread
 
@@ -112,7 +112,7 @@ class CheckedTopic:
             "next_offset": self.next_offset,
             "synced_offset": self.synced_offset,
             "size_bytes": self.size_bytes,
-            "sound": self.sound,
+            "sound": self.is_intact,
             "damaged": self.damaged,
             "unread": self.unread,
             "files": [asdict(file) for file in self.files],
@@ -185,11 +185,11 @@ def _missing_findings(
             yield Finding(path, position, "in objects", f"messages {begin} to {end - 1} are there only")
             continue
         for start, stop, is_kept in _split(begin, end, aside()):
-            told = f"messages {start} to {stop - 1}"
+            missing = f"messages {start} to {stop - 1}"
             if is_kept:
-                yield Finding(path, position, "quarantined", f"{told}: another owner replaced messages before them")
+                yield Finding(path, position, "quarantined", f"{missing}: another owner replaced messages before them")
             else:
-                yield Finding(path, position, "damaged", f"{told} {nowhere}")
+                yield Finding(path, position, "damaged", f"{missing} {nowhere}")
 
 
 def _split(first: int, after: int, ranges: _Ranges) -> Iterator[tuple[int, int, bool]]:

@@ -481,8 +481,8 @@ class Wal:
                 the next call tries again.
         """
         with self.lock:
-            gone = self._sealed.take_below(offset)
-        if not gone:
+            removed = self._sealed.take_below(offset)
+        if not removed:
             self._sealed.remove(self._fs, ())
             return ()
         # 1. The checkpoint excludes the files. 2. They are removed. After a crash in between, opening removes them.
@@ -490,10 +490,10 @@ class Wal:
             self.write_checkpoint()
         except OSError:
             with self.lock:
-                self._sealed.put_back(gone)
+                self._sealed.put_back(removed)
             raise
-        self._sealed.remove(self._fs, gone)
-        return gone
+        self._sealed.remove(self._fs, removed)
+        return removed
 
     # ── checkpoint, closing ──────────────────────────────────────────────────────────────────────────────
 

@@ -181,7 +181,7 @@ def test_reappended_messages_are_not_reported_as_damage():
         found = check_topic_directory(rig.disk, f"/topics/{TOPIC}", objects=spans)
         told = [one.reason for one in found.findings if one.kind == "quarantined" and one.path.endswith(".log")]
         assert told == [f"messages {first} to {behind - 1}: another owner replaced messages before them"]
-        assert found.sound
+        assert found.is_intact
         gone = log._engine.wal.files()[1]
         rig.disk.remove(gone.path)
         lost = check_topic_directory(rig.disk, f"/topics/{TOPIC}").findings

@@ -1,5 +1,5 @@
 """
-Resending of dead letters at an operator's request.
+Replay of dead letters at an operator's request.
 
 ::
 
@@ -24,13 +24,13 @@ from quiver.qwp.connection.session import Category, Policy, SenderError
 from quiver.qwp.connection.wire_loop import Counters, WireLoop
 from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.settings import SenderSettings
-from quiver.qwp.slots.dead_letters import DeadLetterFiles, StoredLetter, remove_dead_letters
+from quiver.qwp.slots.dead_letters import DeadLetterFiles, StoredDeadLetter, remove_dead_letters
 from quiver.qwp.slots.ring import Ring, RingSettings
 from quiver.qwp.slots.segment_files import MemorySegments
 from quiver.qwp.slots.slot import MemorySlot
 from quiver.qwp.wire.pieces import committing
 
-__all__ = ["Resent", "resend"]
+__all__ = ["ReplayResult", "replay_dead_letters"]
 
 _BATCH_BYTES = 32 << 20
 _FRAME_BYTES = 64
@@ -42,7 +42,7 @@ _REFUSALS = (
 
 
 @dataclass(slots=True)
-class Resent:
+class ReplayResult:
     """The result: how many letters the server accepted, those refused again, and why the others were not sent."""
 
     taken: int = 0
@@ -63,15 +63,15 @@ class _Collector(MemorySlot):
         return 0
 
 
-def resend(
+def replay_dead_letters(
     settings: SenderSettings,
     directory: str,
-    letters: Sequence[StoredLetter],
+    letters: Sequence[StoredDeadLetter],
     *,
     fs: FileSystem = REAL_FILES,
     clock: Clock = SYSTEM_CLOCK,
     observer: Observer | None = None,
-) -> Resent:
+) -> ReplayResult:
     """
     Send *letters* of the slot *directory* to the server of *settings*, and remove those that it accepts.
 
@@ -88,7 +88,7 @@ def resend(
     )
     # Without a limit: a letter that is refused again replaces itself, and must not displace another one.
     files = DeadLetterFiles(fs, directory, None, clock=clock, observer=observer)
-    result = Resent(left=len(letters))
+    result = ReplayResult(left=len(letters))
     try:
         for batch in _batches(letters):
             refused, confirmed, halted = _send(settings, [one.letter.message for one in batch], clock, observer)
@@ -108,8 +108,8 @@ def resend(
     return result
 
 
-def _batches(letters: Sequence[StoredLetter]) -> Iterator[list[StoredLetter]]:
-    batch: list[StoredLetter] = []
+def _batches(letters: Sequence[StoredDeadLetter]) -> Iterator[list[StoredDeadLetter]]:
+    batch: list[StoredDeadLetter] = []
     size = 0
     for one in letters:
         if batch and size + len(one.letter.message) > _BATCH_BYTES:

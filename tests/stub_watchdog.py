@@ -5,7 +5,7 @@ import threading
 from quiver.clock import SYSTEM_CLOCK
 
 
-class Lifeline:
+class StubWatchdog:
     """Holds until it is let go; may be told before that the pipeline closes."""
 
     def __init__(self):
@@ -24,5 +24,5 @@ class Lifeline:
     def left_s(self, drain_s):
         return drain_s
 
-    def reload_asked(self):
+    def reload_requested(self):
         return False

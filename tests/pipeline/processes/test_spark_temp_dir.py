@@ -4,7 +4,7 @@ import tempfile
 
 import pytest
 
-from quiver.pipeline.processes.spark_scratch import NOTE_NAME, scratch_of
+from quiver.pipeline.processes.spark_temp_dir import NOTE_NAME, spark_temp_dir
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run_dir(tmp_path):
 
 def test_the_directory_is_removed_at_the_end(temporary, run_dir):
     """And the environment no longer refers to it."""
-    with scratch_of(run_dir) as place:
+    with spark_temp_dir(run_dir) as place:
         assert place.parent == temporary
         assert not place.exists()
         (place / "local").mkdir(parents=True)
@@ -36,10 +36,10 @@ def test_the_directory_is_removed_at_the_end(temporary, run_dir):
 
 def test_the_next_run_removes_the_directory_of_a_killed_one(temporary, run_dir):
     """Each run has its own directory."""
-    killed = scratch_of(run_dir)
+    killed = spark_temp_dir(run_dir)
     (killed.__enter__() / "local").mkdir(parents=True)
     (left,) = temporary.iterdir()
-    with scratch_of(run_dir) as place:
+    with spark_temp_dir(run_dir) as place:
         assert not left.exists()
         assert place != left
 
@@ -49,7 +49,7 @@ def test_no_other_directory_is_removed(temporary, run_dir, named):
     """For any content of the note."""
     (temporary / named).mkdir()
     (run_dir / NOTE_NAME).write_text(str(temporary / named), encoding="utf-8")
-    with scratch_of(run_dir):
+    with spark_temp_dir(run_dir):
         assert (temporary / named).is_dir()
 
 
@@ -59,7 +59,7 @@ def test_an_invalid_note_is_ignored(temporary, run_dir, note, monkeypatch):
     monkeypatch.chdir(temporary)
     (temporary / "quiver-spark-01234567").mkdir()
     (run_dir / NOTE_NAME).write_bytes(note)
-    with scratch_of(run_dir) as place:
+    with spark_temp_dir(run_dir) as place:
         assert (run_dir / NOTE_NAME).read_text() == str(place)
     assert (temporary / "quiver-spark-01234567").is_dir()
 
@@ -68,5 +68,5 @@ def test_an_invalid_note_is_ignored(temporary, run_dir, note, monkeypatch):
 def test_a_full_disk_does_not_prevent_a_start(run_dir):
     """Then the note is not written."""
     run_dir.rmdir()
-    with scratch_of(run_dir) as place:
+    with spark_temp_dir(run_dir) as place:
         assert place.name.startswith("quiver-spark-")

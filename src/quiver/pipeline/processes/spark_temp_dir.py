@@ -14,7 +14,7 @@ from pathlib import Path
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.real_files import REAL_FILES
 
-__all__ = ["NOTE_NAME", "scratch_of"]
+__all__ = ["NOTE_NAME", "spark_temp_dir"]
 
 NOTE_NAME = "scratch"
 """The file in the run directory that contains the path of the temporary directory."""
@@ -26,7 +26,7 @@ _log = logging.getLogger("quiver.pipeline")
 
 
 @contextlib.contextmanager
-def scratch_of(run_dir: Path) -> Iterator[Path]:
+def spark_temp_dir(run_dir: Path) -> Iterator[Path]:
     """
     Yield a path for temporary files, and remove it at the end. First remove the directory of a run that was killed.
 
