@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
-from aof_rivals import RIVALS, Rival
 from quiver.aof import Aof, AofConfig, AofManager, FlushConfig
 from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, write_section
+from rivals.append_logs import RIVALS, Rival
 
 SIZES = {128: 256_000, 1024: 128_000, 65536: 4_000}
 BATCHES = (1, 100, 1_000)

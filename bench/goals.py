@@ -1,9 +1,9 @@
 """
 Where the store stands on its performance goals, each beside the bare log of the same mode in the same run.
 
-P1 to P7 (`goals_write.py`): durable appends of 1 KiB, of 100 × 1 KiB, of 16 × 64 KiB, of Arrow batches; CPU per bundle;
-many producers; sealing. P8 to P12 and P14 (`goals_read.py`): reading, replay, acknowledging, draining a backlog, what
-the buffer costs a pipeline, bytes on disk. P9's start-up with many segments is `startup.py`.
+P1 to P7 (`figures/store_writes.py`): durable appends of 1 KiB, of 100 × 1 KiB, of 16 × 64 KiB, of Arrow batches; CPU
+per bundle; many producers; sealing. P8 to P12 and P14 (`figures/store_reads.py`): reading, replay, acknowledging,
+draining a backlog, what the buffer costs a pipeline, bytes on disk. P9's start-up with many segments is `startup.py`.
 
     .venv/bin/python bench/goals.py [--rounds N] [--quick] [--goals P1 …] [--write docs/benchmarks.md]
 """
@@ -15,9 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import goals_read
-import goals_write
-from goal import Goal
+from figures import store_reads, store_writes
+from figures.goal import Goal
 from report import Result, bench_parser, machine, noise, run_rounds_of_several, write_section
 
 
@@ -57,7 +56,7 @@ def main() -> None:
     ]
     scale = 50 if options.quick else 1
     with tempfile.TemporaryDirectory(prefix="bench-goals-", dir=Path.cwd()) as scratch:
-        for goal in (*goals_write.goals(scale), *goals_read.goals(scale)):
+        for goal in (*store_writes.goals(scale), *store_reads.goals(scale)):
             if options.goals and goal.key not in options.goals:
                 continue
             found = run_rounds_of_several(goal.contenders, rounds=rounds, scratch=Path(scratch))

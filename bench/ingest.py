@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import quiver
 from report import Result, bench_parser, machine, noise, ratios, run_rounds, write_section
-from rivals import BareLog, LmdbQueue, RocksQueue, SqliteQueue
+from rivals.stores import BareLog, LmdbQueue, RocksQueue, SqliteQueue
 
 ROWS = (100, 1_000, 8_192)
 BUNDLES = {

@@ -3,7 +3,7 @@ Topics beside a bare framed log, NATS JetStream and Redis streams, all in the sa
 
 Appends of 128 B, 1 KiB and 64 KiB, one by one and in batches of 100, synced by interval (Redis: each second) and behind
 each call; reading back, following the tail; 200 topics at once beside one; and the document's other figures, each once
-(`topic_figures.py`). Rivals that are not on this machine are left out and said to be.
+(`figures/topics.py`). Rivals that are not on this machine are left out and said to be.
 
     .venv/bin/python bench/topics.py [--rounds N] [--quick] [--only append] [--write docs/benchmarks.md]
 """
@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from goal import Figure, Goal, Run, percentile
+from figures.goal import Figure, Goal, Run, percentile
+from figures.topics import figure_goals
 from goals import lines_of
 from quiver.topics import TopicStore
 from report import bench_parser, machine, run_rounds_of_several, write_section
-from topic_figures import figure_goals
-from topic_rivals import BareTopic, NatsStream, RedisStream
+from rivals.brokers import BareTopic, NatsStream, RedisStream
 
 OURS, BARE, NATS, REDIS = "Quiver topic", "bare framed log", "NATS JetStream", "Redis stream"
 SIZES = {"128 B": 128, "1 KiB": 1024, "64 KiB": 65536}

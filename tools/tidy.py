@@ -272,8 +272,8 @@ def page_rules(files: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def folder_rules(files: Mapping[str, str]) -> Iterator[Finding]:
-    """A folder of the package, or of its tests, has at most 20 modules."""
-    places = (SOURCE, "tests/")
+    """A folder of the package, its tests, benchmarks or tools has at most 20 modules."""
+    places = (SOURCE, "tests/", "bench/", "tools/", "examples/")
     counts = Counter(path.rpartition("/")[0] for path in files if path.startswith(places) and path.endswith(".py"))
     for folder, count in sorted(counts.items()):
         if count > FOLDER_FILES_MAX:

@@ -309,9 +309,11 @@ def test_two_test_modules_of_one_name_are_found():
 def test_a_folder_with_too_many_modules_is_found():
     files = {f"src/quiver/store/m{number}.py": "" for number in range(21)}
     files |= {f"tests/store/test_{number}.py": "" for number in range(20)}
+    files |= {f"bench/b{number}.py": "" for number in range(22)}
 
     assert [(found.path, found.sentence.partition(";")[0]) for found in tidy.folder_rules(files)] == [
-        ("src/quiver/store", "21 modules")
+        ("bench", "22 modules"),
+        ("src/quiver/store", "21 modules"),
     ]
 
 

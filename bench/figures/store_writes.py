@@ -12,9 +12,9 @@ import pyarrow as pa
 
 import quiver
 from engine import ROOMY, SLOT, sources
-from goal import STORE, Figure, Goal, Run, percentile
+from figures.goal import STORE, Figure, Goal, Run, percentile
 from report import warm_memory
-from rivals import BareLog, GroupLog, LmdbQueue, RocksQueue, SqliteQueue
+from rivals.stores import BareLog, GroupLog, LmdbQueue, RocksQueue, SqliteQueue
 
 BARE, ZEROED = "bare log", "bare log, zeroed ahead"
 MIB = 1 << 20

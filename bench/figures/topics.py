@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-from goal import Figure, Goal
+from figures.goal import Figure, Goal
 from quiver.topics import TopicLog, TopicStore
 
 KIB = 1024

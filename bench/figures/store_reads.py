@@ -20,8 +20,8 @@ from isal.isal_zlib import crc32
 
 import quiver
 from engine import MODES, ROOMY, SLOT, sources
-from goal import STORE, Figure, Goal, Run
-from rivals import BareLog, replay_bare_log
+from figures.goal import STORE, Figure, Goal, Run
+from rivals.stores import BareLog, replay_bare_log
 
 IPC, RAW = "mapped Arrow file and its checksum", "files read with readinto"
 
