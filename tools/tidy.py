@@ -15,6 +15,7 @@ rules               purpose
 `reader_rules`      readers and Spark workers do not import the engine
 `coupling_rules`    no import circles, including type-only imports
 `folder_rules`      limits on the number of modules in a folder
+`decision_rules`    decisions have unique numbers and are listed
 `word_rules`        limits on words that other libraries rarely use
 `check_tree`        every format has a page, links are valid, every module is imported
 ==================  ====================================================================================
@@ -36,6 +37,7 @@ from words import LIMITS, page_prose, prose, rates
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = "src/quiver/"
+DECISIONS = "docs/decisions/"
 
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
@@ -281,6 +283,19 @@ def folder_rules(files: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(folder, 1, f"{count} modules; {limit}")
 
 
+def decision_rules(files: Mapping[str, str]) -> Iterator[Finding]:
+    """Every decision has a number of its own, and the list names it."""
+    pages = [path for path in sorted(files) if re.fullmatch(rf"{DECISIONS}\d{{4}}-[^/]*\.md", path)]
+    counts = Counter(page.removeprefix(DECISIONS)[:4] for page in pages)
+    listed = files.get(f"{DECISIONS}README.md", "")
+    for page in pages:
+        name = page.removeprefix(DECISIONS)
+        if counts[name[:4]] > 1:
+            yield Finding(page, 1, f"number {name[:4]} is used twice: give the newer decision the next free number")
+        if f"({name})" not in listed:
+            yield Finding(page, 1, f"the decision is not listed: add it to {DECISIONS}README.md")
+
+
 def link_rules(files: Mapping[str, str]) -> Iterator[Finding]:
     """Every relative link in a Markdown page leads to a file or folder of the repository."""
     folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
@@ -474,6 +489,7 @@ def check_tree(files: Mapping[str, str]) -> list[Finding]:
         findings.extend(check_module(module))
     findings.extend(page_rules(files))
     findings.extend(link_rules(files))
+    findings.extend(decision_rules(files))
     findings.extend(folder_rules(files))
     findings.extend(word_rules(files))
     findings.extend(test_name_rules(files))

@@ -92,7 +92,8 @@ class Life:
             self.note("offsets", planned)
         spans = self.query.plan(*planned)
         refs = [BundleRef(one.segment, at) for part in spans for one in part for at in range(one.start, one.stop)]
-        self.batches.settle((ref, self.batches.try_one(ref)) for ref in refs if not self.batches.is_waiting_for_retry(ref))
+        fresh = [ref for ref in refs if not self.batches.is_waiting_for_retry(ref)]
+        self.batches.settle((ref, self.batches.try_one(ref)) for ref in fresh)
         self.note("commits", planned[1])
         return True
 

@@ -317,6 +317,21 @@ def test_a_folder_with_too_many_modules_is_found():
     ]
 
 
+def test_a_number_of_two_decisions_and_an_unlisted_decision_are_found():
+    files = {
+        "docs/decisions/0001-a.md": "",
+        "docs/decisions/0001-b.md": "",
+        "docs/decisions/0002-c.md": "",
+        "docs/decisions/README.md": "[0001](0001-a.md) [0001](0001-b.md)",
+    }
+
+    assert [(found.path, found.sentence.partition(":")[0]) for found in tidy.decision_rules(files)] == [
+        ("docs/decisions/0001-a.md", "number 0001 is used twice"),
+        ("docs/decisions/0001-b.md", "number 0001 is used twice"),
+        ("docs/decisions/0002-c.md", "the decision is not listed"),
+    ]
+
+
 def test_idioms_above_the_rate_of_other_libraries_are_found():
     plain = '"""' + "Return the number of bytes. " * 2500 + '"""\n'
     odd = plain + '"""Nobody knows."""\n'

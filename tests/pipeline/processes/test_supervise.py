@@ -375,7 +375,7 @@ def test_a_signal_is_forwarded(tmp_path):
         "while not line.wait(60):\n"
         "    if line.reload_requested(): print('again', flush=True)\n"
     )
-    tell = lambda supervisor: supervisor.tell("a", signal.SIGHUP)
+    tell = lambda supervisor: supervisor.send_signal("a", signal.SIGHUP)
     with Running(tmp_path, {"a": script, "b": PATIENT}, on_reload=tell) as running:
         wait_until(lambda: "up" in (tmp_path / "a.log").read_text())
         running.supervisor.request_reload()
@@ -397,7 +397,7 @@ def test_a_reload_waits_for_a_child_that_starts(tmp_path):
     )
 
     def tell(supervisor):
-        supervisor.tell("a", signal.SIGHUP)
+        supervisor.send_signal("a", signal.SIGHUP)
         (tmp_path / "go").touch()
 
     with Running(tmp_path, {"a": script}, on_reload=tell) as running:

@@ -97,7 +97,7 @@ def test_a_dead_owner_causes_repeats_but_no_loss():
     append(log, 5)
     log.flush()
     assert take(one, "billing", 99) == list(range(4, 15))  # on a disk that is lost below
-    one.tier._find(TOPIC).cursors.tell(one.tier._find(TOPIC).kept)
+    one.tier._find(TOPIC).cursors.update(one.tier._find(TOPIC).kept)
 
     two = other(one, "two", patience_s=301.0)
     log = two.open()
