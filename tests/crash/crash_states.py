@@ -1,9 +1,9 @@
 """
-Crash states by the thousand: short workloads of chance on the crash file system, cut off before every step.
+Thousands of crash states: short random workloads on the crash file system, interrupted before every step.
 
-For each step the disk is taken as a kill leaves it, and as a power cut leaves it under several choices of what the
-unsynced bytes, lengths and names became. Of some of them the recovery is cut off, too. Disks that are alike in every
-byte are examined once; what they hold is then held against what each of them had promised.
+For each step there is the disk that a kill leaves, and several disks that a power loss may leave, with different
+outcomes for unsynced bytes, lengths and names. In some of them recovery is interrupted, too. Identical disks are
+examined once; their contents are then compared with the promises of each state.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from quiver.testing.crashfs import CrashFileSystem
 ROOT = "/c"
 NAMES = ("one", "two")
 SEEDS = 8
-"""Choices of what a power cut keeps at each step: nothing, everything, and six that differ from step to step."""
+"""Seeds of the outcomes of a power loss at each step: nothing, everything, and six that differ between steps."""
 AFTERWARDS = 10_000
 CAP_BYTES = 14_000
-"""Three or four segments of what is ingested here, with their tables, and the log."""
+"""Space for three or four segments of these bundles, with their tables, and the log."""
 
 SETTINGS = Settings(
     segment_bytes_max=700, wal_rotate_bytes=900, wal_bytes_max=40_000, wal_files_max=8, delete_grace_s=0.0
@@ -102,36 +102,36 @@ def number_of(bundle: Bundle) -> int:
     want = numbered(number)
     assert bundle.slots == want.slots
     for slot in want.slots:
-        # Bundles of one segment share a dictionary: types and values are as they went in, its order is not.
+        # Bundles of one segment share a dictionary: types and values are unchanged, but not its order.
         assert bundle[slot].schema.equals(want[slot].schema, check_metadata=True)
         assert bundle[slot].to_pylist() == want[slot].to_pylist(), f"bundle {number} came back changed"
     return number
 
 
-# ── what a caller was told ──────────────────────────────────────────────────────────────────────────────
+# ── promises to the caller ──────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class Promises:
-    """What had been promised at one moment."""
+    """The promises at one moment."""
 
     attempted: int = 0
-    """Numbers below this were tried."""
+    """Numbers below this were attempted."""
     logged: tuple[frozenset[int], ...] = ()
     """By core: these bundles survive the death of the process."""
     durable: tuple[frozenset[int], ...] = ()
-    """By core: these bundles survive a power cut."""
+    """By core: these bundles survive a power loss."""
     dropped: frozenset[tuple[str, int, int]] = frozenset()
-    """Segments that policy gave up: the store, the number, and how many bundles."""
+    """Segments that policy dropped: the store, the number, and the number of bundles."""
     asked: tuple[frozenset[int], ...] = (frozenset(),) * len(NAMES)
-    """By subscriber: what it acknowledged, or was about to."""
+    """By subscriber: the bundles that it acknowledged, or was about to."""
     kept: tuple[frozenset[int], ...] = (frozenset(),) * len(NAMES)
-    """By subscriber: what it acknowledged before a maintenance pass returned."""
+    """By subscriber: the bundles that it acknowledged before a maintenance pass returned."""
 
 
 @dataclass(frozen=True)
 class State:
-    """One disk that a crash may leave, and what had been promised by then."""
+    """One disk that a crash may leave, and the promises made by then."""
 
     label: str
     fs: CrashFileSystem
@@ -140,12 +140,12 @@ class State:
 
 
 class Workload:
-    """A few dozen calls in an order of chance, on a disk that is looked at before each step."""
+    """A few dozen calls in random order, on a disk that is inspected before each step."""
 
     def __init__(self, seed: int, share: float = 1.0) -> None:
         self.seed = seed
         self.share = share
-        """How many of its states are looked at."""
+        """The share of its states that is examined."""
         self.lots = random.Random(-seed)
         self.chance = random.Random(seed)
         self.variant = VARIANTS[seed % len(VARIANTS)]
@@ -155,7 +155,7 @@ class Workload:
         self.promises = Promises(logged=nothing, durable=nothing)
 
     def states(self) -> Iterator[State]:
-        """Run, and yield every state of the run; the order is that of the steps."""
+        """Run, and yield every state of the run, in the order of the steps."""
         found: list[State] = []
         self.fs.on_step = lambda operation, path: found.extend(self._states_here(len(found), operation, path))
         for call in self._calls():
@@ -176,7 +176,7 @@ class Workload:
     def _calls(self) -> Iterator[Callable[[], None]]:
         yield self._open
         calls = [self._ingest, self._drain, self._maintain, self._flush, self._sync, self._reopen]
-        # What policy may drop, nobody must have acknowledged.
+        # Policy can drop only bundles that are not acknowledged.
         weights = [14, 1, 3, 2, 1, 1] if self.variant.may_lose else [8, 4, 3, 2, 1, 1]
         for _ in range(self.chance.randint(10, 22)):
             yield self.chance.choices(calls, weights)[0]
@@ -247,7 +247,7 @@ class Workload:
 
 
 class _Drops(InMemoryObserver):
-    """Tells what a store says it gave up: which store, the segment, and its bundles."""
+    """Records the drops that a store reports: the store, the segment, and its bundles."""
 
     def __init__(self, tell: Callable[[str, int, int], None]) -> None:
         super().__init__()
@@ -258,23 +258,23 @@ class _Drops(InMemoryObserver):
             self._tell(str(attributes["path"]), int(attributes["segment"] or 0), int(attributes["bundles"] or 0))
 
 
-# ── what a disk holds ───────────────────────────────────────────────────────────────────────────────────
+# ── contents of a disk ───────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class Found:
-    """What recovery made of a disk."""
+    """The result of recovery."""
 
     sealed: tuple[tuple[int, ...], ...]
     """By core."""
     pending: tuple[tuple[tuple[int, ...], ...], ...]
     """By core, then by subscriber."""
     dropped: frozenset[tuple[str, int, int]]
-    """What the ledgers named: the store, the number, and how many bundles."""
+    """The entries of the ledgers: the store, the number, and the number of bundles."""
 
 
 def digest(fs: CrashFileSystem) -> int:
-    """A number that two disks share when they are alike in names, lengths, modes and bytes."""
+    """A hash of names, lengths, modes and bytes: identical disks have the same one."""
 
     def of(directory: CrashDirectory) -> tuple[object, ...]:
         return tuple(
@@ -286,7 +286,7 @@ def digest(fs: CrashFileSystem) -> int:
 
 
 def examine(fs: CrashFileSystem, variant: Variant) -> Found:
-    """Look without a writer, recover, seal, hand everything out, and go on working. *fs* is used up."""
+    """Read without a writer, recover, seal, deliver everything, and continue. *fs* is changed."""
     ledgers = frozenset(itertools.chain.from_iterable(_ledger(fs, one) for one in variant.directories))
     seen = [
         [number_of(bundle) for _, bundle in read(one, fs=fs).bundles()] if fs.exists(f"{one}/wal") else []
@@ -299,7 +299,7 @@ def examine(fs: CrashFileSystem, variant: Variant) -> Found:
         for store, seen_here in zip(variant.stores(opened), seen, strict=True):
             here = _sealed(store)
             assert here == sorted(set(here)), f"out of order, or twice in segments: {here}"
-            # What a ledger names, a reader may see still; recovery goes on with its deletion.
+            # A reader may still see segments in the ledger; recovery continues their deletion.
             gone = seen_here[: len(seen_here) - len(here)] if ledgers else []
             assert seen_here == gone + here, f"a reader saw {seen_here}, recovery {here}"
             got = [tuple(drained(store, name)) for name in NAMES]
@@ -319,17 +319,19 @@ def _sealed(store: Store) -> list[int]:
 
 def _go_on(opened: Any, variant: Variant, clock: ManualClock) -> None:
     clock.advance(10)
-    for _ in range(2):  # what waits out its grace goes with the second
+    for _ in range(2):  # segments in their grace period are deleted by the second call
         opened.maintain()
         clock.advance(10)
     for store, directory in zip(variant.stores(opened), variant.directories, strict=True):
         assert not len(store.catalog), "finished segments stay"
         for name in (DROP_LEDGER, EVICTED):
-            assert not store._fs.exists(f"{directory}/{name}"), f"{name} stays, and everybody has taken note"
+            assert not store._fs.exists(f"{directory}/{name}"), (
+                f"{name} stays, although every subscriber has applied it"
+            )
         store.ingest(numbered(AFTERWARDS, clock.now_ns()))
         store.seal()
         for name in NAMES:
-            assert drained(store, name) == [AFTERWARDS], f"what comes after recovery does not reach {name}"
+            assert drained(store, name) == [AFTERWARDS], f"bundles ingested after recovery do not reach {name}"
 
 
 def _ledger(fs: CrashFileSystem, directory: str) -> list[tuple[str, int, int]]:
@@ -338,7 +340,7 @@ def _ledger(fs: CrashFileSystem, directory: str) -> list[tuple[str, int, int]]:
         if fs.exists(f"{directory}/{name}"):
             data = fs.read_all(f"{directory}/{name}", size_max=DROP_LEDGER_BYTES_MAX)
             answer = decode_drop_ledger(memoryview(data))
-            assert isinstance(answer, Frame), f"{name} is replaced whole, and reads {answer}"
+            assert isinstance(answer, Frame), f"{name} is replaced atomically, but its content is {answer}"
             entries += [(directory, entry.seq, entry.bundle_count) for entry in answer.value]
     return entries
 
@@ -375,15 +377,15 @@ def judge(found: Found, promises: Promises, stores: list[str], *, power_cut: boo
 
 @dataclass
 class Explored:
-    """How much was looked at."""
+    """The numbers of examined states."""
 
     workloads: int = 0
     states: int = 0
     distinct: int = 0
     in_recovery: int = 0
-    """Of the states, those that a second crash during recovery left."""
+    """The states that a second crash during recovery left."""
     dropped: int = 0
-    """Segments that policy gave up, in the workloads."""
+    """Segments that policy dropped in the workloads."""
 
     def __add__(self, other: Explored) -> Explored:
         return Explored(
@@ -397,7 +399,7 @@ class _Explorer:
     known: dict[int, Found] = field(default_factory=dict)
 
     def look(self, state: State, variant: Variant) -> bool:
-        """Check one state; True when such a disk had not been met before."""
+        """Check one state; return True if no identical disk was examined before."""
         self.count.states += 1
         key = digest(state.fs)
         new = key not in self.known
@@ -412,7 +414,7 @@ class _Explorer:
         return new
 
     def look_into_recovery(self, state: State, variant: Variant, chance: random.Random) -> None:
-        """Cut off the recovery of *state* at a step in six, and recover from that."""
+        """Interrupt the recovery of *state* at one of six steps, and recover from that."""
         fs = state.fs
         cut: list[State] = []
         dropped = set(self.known[digest(fs)].dropped | state.promises.dropped)
@@ -425,7 +427,7 @@ class _Explorer:
                 cut.append(State(label, fs.clone_after_crash(seed), promises, power_cut=True))
 
         fs.on_step = before
-        # A kill leaves unsynced bytes that a power cut may take only now: what counts is the weaker promise.
+        # A kill leaves unsynced bytes that a power loss may remove now, so the weaker promise counts.
         variant.open(fs, ManualClock(), _Drops(lambda *drop: dropped.add(drop)))
         fs.on_step = None
         for again in cut:
@@ -434,7 +436,7 @@ class _Explorer:
 
 
 def explore(first_seed: int, states: int, *, share: float = 1.0) -> Explored:
-    """Look at no fewer than *states*, in workloads from *first_seed* on; at a *share* of each, chosen by chance."""
+    """Examine at least *states* states, in workloads from *first_seed* on; a random *share* of each."""
     total = Explored()
     for seed in itertools.count(first_seed):
         explorer = _Explorer()

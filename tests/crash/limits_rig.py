@@ -1,6 +1,6 @@
 """
-A store at its limits with three subscribers: one that reads, one that never does, one that another process works
-for.
+A store at its limits with three subscribers: one that reads, one that never reads, and one that belongs to another
+process.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def counted(observer: InMemoryObserver, subscriber: str) -> int:
 
 
 class Query:
-    """A subscriber that another process works for: it reads files, and has a progress file and a lock of its own."""
+    """A subscriber of another process: it reads files, and has its own progress file and lock."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
@@ -82,7 +82,7 @@ class Query:
         self.lost = 0
 
     def look(self, store: Store) -> list[int]:
-        """Take note of what was dropped, then read and confirm everything else; durable on return."""
+        """Apply the drops, then read and confirm everything else; durable on return."""
         path = f"{ROOT}/{DROP_LEDGER}"
         segments = [SegmentRef.of(info) for info in store.catalog.segments()]
         if self._fs.exists(path):
@@ -115,7 +115,7 @@ def drain(store: Store, name: str, most: int = 10_000) -> list[int]:
 
 @dataclass
 class State:
-    """A disk as a crash leaves it in the middle of a drop, and what had been promised and counted by then."""
+    """A disk that a crash leaves during a drop, with the promises and counts by then."""
 
     label: str
     fs: CrashFileSystem
@@ -129,13 +129,13 @@ class State:
 
 @dataclass
 class Run:
-    """A run that drops; `states` is what each step of the drops could leave."""
+    """A run that drops; `states` are the disks that each step of the drops could leave."""
 
     settings: Settings
     seeds: tuple[int, ...]
     fs: CrashFileSystem = field(default_factory=CrashFileSystem)
     faults: FaultFileSystem | None = None
-    """What the store has for a disk, if it is not `fs` itself."""
+    """The file system of the store, if it is not `fs` itself."""
     clock: ManualClock = field(default_factory=ManualClock)
     observer: InMemoryObserver = field(default_factory=InMemoryObserver)
     accepted: int = 0
@@ -162,7 +162,7 @@ class Run:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Keep a copy of the disk before each step of whatever drops."""
+        """Keep a copy of the disk before each step of the calls that drop."""
         cleanup: Any = self.store._cleanup
         for name in ("_drop", "continue_drops", "drop_pending"):
             setattr(cleanup, name, self._watching(name, getattr(cleanup, name)))
@@ -199,8 +199,8 @@ class Run:
 
 def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, int]:
     """
-    Recover, deliver everything, and hold it against what had been accepted. Returns by subscriber how many bundles
-    were lost without being counted in either life: those whose loss was durable when the first life ended.
+    Recover, deliver everything, and compare it with the accepted bundles. Return by subscriber how many bundles were
+    lost without being counted by either process: those whose drop was durable when the first process ended.
     """
     observer = InMemoryObserver()
     store = opened(state.fs, settings, ManualClock(now_ns=state.now_ns), observer)

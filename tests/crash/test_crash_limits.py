@@ -1,4 +1,4 @@
-"""A crash at every step of a drop: nobody is left with a gap that cannot fill, and what was lost is counted once."""
+"""A crash at every step of a drop leaves no subscriber with a permanent gap, and each loss is counted once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Work = Callable[[tuple[int, ...]], rig.Run]
 
 
 def at_the_cap(seeds: tuple[int, ...]) -> rig.Run:
-    """The oldest segments go when a bundle wants their room."""
+    """The oldest segments are dropped when a bundle needs their space."""
     run = rig.Run(dataclasses.replace(rig.SETTINGS, segment_bytes_max=1_000, size_cap_bytes=24_000), seeds)
     run.open()
     run.ingest(10)
@@ -34,7 +34,7 @@ def at_the_cap(seeds: tuple[int, ...]) -> rig.Run:
 
 
 def over_age(seeds: tuple[int, ...]) -> rig.Run:
-    """Several go at once, some of them finished, some in part, some not at all."""
+    """Several are deleted together, some finished, some partly resolved, some unresolved."""
     run = rig.Run(dataclasses.replace(rig.SETTINGS, size_cap_bytes=None, max_age_s=100.0), seeds)
     run.open()
     run.ingest(30)
@@ -50,7 +50,7 @@ def over_age(seeds: tuple[int, ...]) -> rig.Run:
 
 
 def on_a_full_disk(seeds: tuple[int, ...]) -> rig.Run:
-    """Nothing is left to give up but a segment that has no file yet."""
+    """Only a segment without a file can be dropped."""
     disk = CrashFileSystem()
     full = FaultFileSystem(disk, error=errno.ENOSPC, path_part="/segments/000", forever=True)
     run = rig.Run(dataclasses.replace(rig.SETTINGS, size_cap_bytes=None), seeds, fs=disk, faults=full)
@@ -71,7 +71,7 @@ def check_all(work: Work, seeds: tuple[int, ...], *, query_lives: bool) -> None:
     assert any(state.counted["sleeps"] for state in run.states)
     for state in run.states:
         uncounted = rig.check(state, run.settings, query_lives=query_lives)
-        # The loss was durable, and the process that was about to count it is gone.
+        # The drop was durable, and the process that would have counted it has died.
         assert all(0 <= number <= state.in_ledger for number in uncounted.values()), (state.label, uncounted)
         if state.label.startswith("kill, after"):
             assert set(uncounted.values()) == {0}, (state.label, uncounted)
@@ -81,16 +81,16 @@ def check_all(work: Work, seeds: tuple[int, ...], *, query_lives: bool) -> None:
 @pytest.mark.parametrize("work", [at_the_cap, over_age, on_a_full_disk])
 def test_a_crash_at_every_step_of_a_drop(work: Work, query_lives: bool) -> None:
     """
-    Whatever the crash left: everybody gets the rest, the disk becomes free, the ledger empty, and nothing is counted
-    twice. The subscriber of another process takes note itself, or, when that has ended, the store does it.
+    After any crash every subscriber gets the rest, space is freed, the ledger becomes empty, and nothing is counted
+    twice. The subscriber of another process applies the drops itself, or the store does if that process has ended.
     """
     check_all(work, (1,), query_lives=query_lives)
 
 
-def test_nothing_is_dropped_that_the_log_would_bring_back() -> None:
+def test_nothing_is_dropped_that_the_log_would_restore() -> None:
     """
-    The disk takes no cursor: the oldest segments are still in the log, and giving them up would free nothing for good.
-    Ingest is refused until it does; a crash meanwhile brings back every bundle, once.
+    The cursor cannot be written, so the oldest segments are still in the log, and dropping them would free no space.
+    Ingest is refused until it can be written; after a crash meanwhile every bundle exists, once.
     """
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=errno.ENOSPC, path_part="cursor.tmp", forever=True)
@@ -116,10 +116,10 @@ def test_nothing_is_dropped_that_the_log_would_bring_back() -> None:
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "sync_dir"])
-def test_a_drop_that_the_cursor_refused_is_no_loss(operation: str) -> None:
+def test_a_drop_without_its_cursor_loses_nothing(operation: str) -> None:
     """
-    What the disk had no room to write was to be given up, and the disk had no room for that either. The next writing
-    of the cursor must not go through with it: the bundles are in the log only, and nobody counted them as lost.
+    A segment that did not fit on the disk should be dropped, but the cursor did not fit either. The next write of the
+    cursor must not complete the drop: the bundles are only in the log, and they were not counted as lost.
     """
     disk = CrashFileSystem()
     segments = FaultFileSystem(disk, {"pwrite": 1}, error=errno.ENOSPC, path_part="/segments/000", forever=True)
@@ -144,7 +144,7 @@ def test_a_drop_that_the_cursor_refused_is_no_loss(operation: str) -> None:
         again.seal()
         got = rig.drain(again, "sleeps")
         lost = rig.counted(observer, "sleeps")
-        assert got == list(range(lost, number)), "bundles are gone that nobody counted"
+        assert got == list(range(lost, number)), "bundles are missing that were not counted"
         assert lost == 0 or operation == "sync_dir"
     segments.heal()
     store.seal()
@@ -158,5 +158,5 @@ def test_a_drop_that_the_cursor_refused_is_no_loss(operation: str) -> None:
 @pytest.mark.parametrize("query_lives", [True, False])
 @pytest.mark.parametrize("work", [at_the_cap, over_age, on_a_full_disk])
 def test_a_power_loss_at_every_step_of_a_drop_by_many_seeds(work: Work, query_lives: bool) -> None:
-    """As above, with more choices of what a power loss keeps of names, lengths and blocks."""
+    """As above, with more outcomes of a power loss for names, lengths and blocks."""
     check_all(work, tuple(range(10)), query_lives=query_lives)

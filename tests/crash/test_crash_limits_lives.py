@@ -1,7 +1,4 @@
-"""
-Lives of one store under settings that change from each to the next, with drops pending: nothing is lost uncounted,
-nothing is counted twice.
-"""
+"""A store is reopened with other settings again and again while drops are pending: each loss is counted once."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def some_settings(chance: random.Random) -> Settings:
 
 
 class Lives:
-    """One directory, two subscribers of the store and one of another process, and what all of them got and lost."""
+    """One directory, two subscribers of the store and one of another process, and their received and lost bundles."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -104,7 +101,7 @@ class Lives:
             self.lost[name] += rig.counted(observer, name)
 
     def take_over(self) -> None:
-        """The process of the query died with the machine; another one goes on."""
+        """The process of the query died with the machine; another one continues."""
         self.lost["query"] += self.query.lost
         self.query = rig.Query.__new__(rig.Query)
         self.query._fs, self.query.lost = self.fs, 0
@@ -112,7 +109,7 @@ class Lives:
         self.query._file.acquire()
 
     def end(self) -> None:
-        """Everybody takes what is left; the store lets all of it go."""
+        """Every subscriber reads the rest; the store deletes everything."""
         observer = InMemoryObserver()
         store = rig.opened(self.fs, Settings(delete_grace_s=0.0), self.clock, observer)
         store.seal()
@@ -131,8 +128,8 @@ class Lives:
 @pytest.mark.parametrize("seed", [200, 208, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(260, 320))])
 def test_settings_change_while_drops_are_pending(seed: int) -> None:
     """
-    Cap, policy, age, durability, profile and sizes: each is another one after a stop or a power loss, while a query
-    has not looked. Each subscriber got every bundle once, or it is counted as dropped for it, once.
+    Cap, policy, age, durability, profile and sizes change after a stop or a power loss, while a query is inactive.
+    Each subscriber gets every bundle once, or the bundle is counted as dropped for it, once.
     """
     lives = Lives(seed)
     for _ in range(6):

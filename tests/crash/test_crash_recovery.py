@@ -1,4 +1,4 @@
-"""Recovery of a directory that is damaged everywhere at once, and cut off at each of its own steps."""
+"""Recovery of a directory with every kind of damage, interrupted at each of its steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(fs: CrashFileSystem, observer: InMemoryObserver | None = None, *, now
 
 def put(fs: CrashFileSystem, path: str, data: bytes) -> None:
     if fs.exists(path):
-        fs.remove(path)  # a sealed segment refuses to be written
+        fs.remove(path)  # a sealed segment is read-only
     file = fs.create(path)
     file.pwrite(data, 0)
     file.sync()
@@ -50,7 +50,7 @@ def content(fs: CrashFileSystem, path: str) -> bytes:
 
 
 def used(fs: CrashFileSystem) -> None:
-    """A store that sealed, deleted, and died with bundles that are in the log alone."""
+    """A store that sealed and deleted segments, and was killed with bundles that are only in the log."""
     store = opened(fs)
     subscriber = store.register("s", start="earliest")
     for number in range(BUNDLES):
@@ -66,7 +66,7 @@ def used(fs: CrashFileSystem) -> None:
 
 @pytest.fixture(scope="module")
 def sound() -> CrashFileSystem:
-    """Killed in the middle of work."""
+    """A store that was killed while working."""
     fs = CrashFileSystem()
     used(fs)
     return fs.clone_after_kill()
@@ -81,14 +81,14 @@ def paths(fs: CrashFileSystem) -> list[str]:
 
 
 def held(store: Store) -> list[int]:
-    """The numbers of all bundles that the store holds, sealed."""
+    """The numbers of all bundles of the store, in sealed segments."""
     store.seal()
     refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
     return [store.catalog.bundle(ref)[30]["n"][0].as_py() for ref in refs]
 
 
 def kept(fs: CrashFileSystem) -> dict[str, bytes]:
-    """What lies in quarantine."""
+    """The files in quarantine."""
     quarantine = f"{ROOT}/quarantine"
     names = fs.list_dir(quarantine) if fs.exists(quarantine) else []
     return {name: content(fs, f"{quarantine}/{name}") for name in names if not name.endswith(".tmp")}
@@ -99,7 +99,7 @@ def segment_paths(fs: CrashFileSystem) -> list[str]:
 
 
 def damage_everything(fs: CrashFileSystem) -> None:
-    """Damage of every kind at once: each step of recovery has something to do."""
+    """Cause damage of every kind, so that each step of recovery has work."""
     first, *_ = segment_paths(fs)
     whole = content(fs, first)
     put(fs, first, whole[: len(whole) // 2])
@@ -120,7 +120,7 @@ def damage_everything(fs: CrashFileSystem) -> None:
 
 
 def test_the_damage_reaches_every_step(sound: CrashFileSystem) -> None:
-    """Otherwise the tests below would show less than they say."""
+    """Otherwise the tests below would check less than they claim."""
     fs = sound.clone_after_kill()
     damage_everything(fs)
     observer = InMemoryObserver()
@@ -142,8 +142,8 @@ def test_the_damage_reaches_every_step(sound: CrashFileSystem) -> None:
 
 def test_a_crash_at_any_step_of_recovery_changes_nothing_about_its_result(sound: CrashFileSystem) -> None:
     """
-    The process is killed, or the power goes, before each step of a recovery that has everything to do: the next one
-    ends with the same bundles, the same copies of damaged bytes, and a next segment that is no lower.
+    A kill or a power loss before each step of a recovery with all kinds of work: the next recovery has the same
+    bundles, the same copies of damaged bytes, and an equal or higher next segment number.
     """
     damaged = sound.clone_after_kill()
     damage_everything(damaged)
@@ -171,8 +171,8 @@ def test_a_crash_at_any_step_of_recovery_changes_nothing_about_its_result(sound:
         assert held(store) == expected, label
 
 
-def test_recovering_again_finds_nothing_more_to_do(sound: CrashFileSystem) -> None:
-    """The second recovery reports no damage: the first one dealt with all of it."""
+def test_a_second_recovery_has_nothing_to_do(sound: CrashFileSystem) -> None:
+    """It reports no damage, because the first one handled all of it."""
     fs = sound.clone_after_kill()
     damage_everything(fs)
     store = opened(fs)
@@ -187,10 +187,10 @@ def test_recovering_again_finds_nothing_more_to_do(sound: CrashFileSystem) -> No
 
 
 @pytest.mark.parametrize("damage", RUBBISH.values(), ids=RUBBISH)
-def test_no_single_file_of_rubbish_keeps_the_rest_from_coming_back(sound: CrashFileSystem, damage: bytes) -> None:
+def test_one_invalid_file_does_not_prevent_recovery_of_the_others(sound: CrashFileSystem, damage: bytes) -> None:
     """
-    Each file in turn is empty, short, zeros or another program's: the store opens and has whatever lies in other files,
-    or says which file it is. Nothing comes twice.
+    Each file in turn is empty, short, zeros or of another program: the store opens with the contents of the other
+    files, or the error names the file. Nothing is repeated.
     """
     all_there = set(held(opened(sound.clone_after_kill())))
     assert len(all_there) > BUNDLES // 2
@@ -220,8 +220,8 @@ def test_no_single_file_of_rubbish_keeps_the_rest_from_coming_back(sound: CrashF
 @pytest.mark.parametrize("damage", [b"", b"QUIVER", b"\xff" * 64], ids=["empty", "short", "ones"])
 def test_a_damaged_floor_never_counts_as_zero(damage: bytes, now_ns: int) -> None:
     """
-    When every segment is gone, the floor alone knows which numbers were used. Damaged, the next segment lies above any
-    that a store can have reached; its bytes are kept.
+    When every segment was deleted, only the floor file has the used numbers. If it is damaged, the next segment gets a
+    number above any that a store can have reached; the damaged bytes are kept.
     """
     fs = CrashFileSystem()
     with opened(fs) as store:
@@ -253,10 +253,10 @@ def test_a_damaged_floor_never_counts_as_zero(damage: bytes, now_ns: int) -> Non
         assert damage in kept(again).values()
 
 
-def test_a_log_that_reads_otherwise_the_second_time_stops_recovery() -> None:
+def test_a_log_with_other_bytes_at_the_second_read_stops_recovery() -> None:
     """
-    A retired file is read again when it is replayed. A disk that says something else then gets an error that says so;
-    nothing that it said becomes a bundle.
+    A retired file is read again when it is replayed. If its bytes differ then, opening fails with an error, and none
+    of them becomes a bundle.
     """
     fs = CrashFileSystem()
     settings = Settings(segment_bytes_max=1 << 20, wal_rotate_bytes=1_200)
@@ -287,8 +287,8 @@ def test_a_log_that_reads_otherwise_the_second_time_stops_recovery() -> None:
 @pytest.mark.parametrize(
     "name", ["wal/quiver.wal.cursor", "segments/quiver.segment.floor", "quiver.reserve", "quiver.drops"]
 )
-def test_a_small_file_that_became_large_is_damage_like_any_other(sound: CrashFileSystem, name: str) -> None:
-    """It is not read whole, and the store opens with all that the other files hold."""
+def test_a_small_file_that_became_large_is_treated_as_damaged(sound: CrashFileSystem, name: str) -> None:
+    """It is not read completely, and the store opens with the contents of the other files."""
     fs = sound.clone_after_kill()
     expected = held(opened(sound.clone_after_kill()))
     put(fs, f"{ROOT}/{name}", b"x" * (3 << 20))

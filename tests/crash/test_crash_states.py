@@ -1,7 +1,4 @@
-"""
-A million crash states, and a few hundred of them in every run: whatever a crash leaves, what was
-promised is there.
-"""
+"""A million crash states, and a few hundred of them in every run: after any crash every promise is kept."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from crash_states import Explored, explore
 pytestmark = pytest.mark.usefixtures("quiet")
 
 STATES_OF_MANY_WORKLOADS = 50_000
-"""Below that there are so few workloads that none may drop anything, or be cut off twice."""
+"""With fewer states there may be no workload with drops or with a second crash."""
 
 
 def one_workload(seed: int) -> Explored:
@@ -28,7 +25,7 @@ def one_workload(seed: int) -> Explored:
 
 
 def explored_in_turn(first_seed: int, workers: int) -> Iterator[Explored]:
-    """Yield what became of one workload after the other, as they end; that one fails is known at once."""
+    """Yield the results of the workloads as they end, so that a failure is raised at once."""
     seeds = itertools.count(first_seed)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(one_workload, seed) for seed in itertools.islice(seeds, workers)}
@@ -39,7 +36,7 @@ def explored_in_turn(first_seed: int, workers: int) -> Iterator[Explored]:
 
 
 def test_some_crash_states() -> None:
-    """Another workload in every run; a failure names its seed, the step, and what the disk kept."""
+    """Other workloads in every run; a failure names the seed, the step, and the outcome on the disk."""
     explored = explore(random.randrange(10**6), 100, share=0.05)
     assert explored.distinct > 20
 
@@ -48,10 +45,10 @@ def test_some_crash_states() -> None:
 @pytest.mark.timeout(4 * 3600)
 def test_a_million_crash_states(request: pytest.FixtureRequest) -> None:
     """
-    Every step of some hundred workloads, each as a kill and as power cuts leave it, and recoveries cut off as well.
+    Every step of some hundred workloads, each after a kill and after power losses, and with interrupted recoveries.
 
-    Nothing promised is lost, nothing is invented, changed, out of order or twice in segments, a reader beside no
-    writer sees what recovery finds, what was acknowledged durably does not come again, and work goes on.
+    Nothing promised is lost; nothing is invented, changed, out of order or twice in segments; a reader without a
+    writer sees the same as recovery; durably acknowledged bundles are not delivered again; and work continues.
     """
     option = request.config.getoption
     states, explored = option("--crash-states"), Explored()

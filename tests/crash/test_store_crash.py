@@ -1,4 +1,4 @@
-"""A crash at every step of a run that does all a store does: nothing acknowledged is lost, nothing is invented."""
+"""A crash at every step of a run with all operations of a store: nothing accepted is lost, nothing is invented."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def number_of(bundle: Bundle) -> int:
 
 
 class Run:
-    """One run against a file system, and what the caller was told at each moment."""
+    """One run on a file system, with the promises to the caller at each moment."""
 
     def __init__(self, fs: CrashFileSystem) -> None:
         self.fs = fs
@@ -105,7 +105,7 @@ class Run:
 
 @dataclass(frozen=True)
 class CrashState:
-    """The disk as it was just before one step, and what had been promised by then."""
+    """The disk right before one step, and the promises made by then."""
 
     label: str
     after_power_loss: dict[int, CrashFileSystem]
@@ -142,7 +142,7 @@ def crash_states() -> list[CrashState]:
 
 
 def check(state: CrashState, label: str, fs: CrashFileSystem, promised: int) -> None:
-    """What must hold after the crash, for a reader beside no writer and for a store that recovers."""
+    """Check the guarantees after the crash, for a reader without a writer and for a store that recovers."""
     survivors = read_numbers(fs)
     assert survivors == sorted(set(survivors)), f"{label}: a reader sees {survivors}"
     assert all(number < state.attempted for number in survivors), f"{label}: invented {survivors}"
@@ -188,8 +188,8 @@ def refs(store: Store) -> list[BundleRef]:
 
 
 @pytest.mark.parametrize("choices", [1, pytest.param(len(SEEDS), marks=pytest.mark.slow)])
-def test_a_crash_at_every_step_loses_nothing_that_was_promised(choices: int) -> None:
-    """Power loss at each step with so many choices of what the disk kept, and kill -9 at each step."""
+def test_a_crash_at_every_step_keeps_every_promise(choices: int) -> None:
+    """Power loss at each step with several outcomes on the disk, and kill -9 at each step."""
     states = crash_states()
     assert len(states) > 200
     for number, state in enumerate(states):
@@ -199,7 +199,7 @@ def test_a_crash_at_every_step_loses_nothing_that_was_promised(choices: int) -> 
 
 
 def test_recovering_twice_equals_recovering_once() -> None:
-    """A second recovery right after the first, itself cut off by a crash, finds the same bundles in order."""
+    """A second recovery after the first, interrupted one has the same bundles in order."""
     for state in crash_states()[::5]:
         fs = state.after_power_loss[2]
         contents = []

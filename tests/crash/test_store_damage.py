@@ -1,10 +1,10 @@
 """
-Every file of a store cut at any byte, and any byte flipped: never a wrong answer, never a hang.
+Every file of a store truncated at any byte, and with any byte flipped: never a wrong result, never a hang.
 
-Each run of the default suite takes another sample of the bytes; the slow lane takes every one.
+Each run of the default suite tests another sample of the bytes; the slow tests cover every byte.
 
-The directory under test has rotated log files, sealed segments that the log still covers and some it does not,
-a subscriber half way, a cursor and a floor.
+The directory under test has rotated log files, sealed segments that the log still covers and others that it does
+not, a subscriber that has resolved a part, a cursor and a floor file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def number_of(bundle: Bundle) -> int:
 
 @pytest.fixture(scope="module")
 def directory() -> CrashFileSystem:
-    """Killed in the middle of work: bundles 0 to 10, of which `s` has acknowledged the first two, durably."""
+    """A store killed while working: bundles 0 to 10, of which `s` has acknowledged the first two, durably."""
     fs = CrashFileSystem()
     store = opened(fs)
     subscriber = store.register("s", start="earliest")
@@ -67,7 +67,7 @@ def data_files(fs: CrashFileSystem) -> list[str]:
 
 
 def contents(fs: CrashFileSystem) -> tuple[list[int], list[int]]:
-    """What a reader beside no writer sees, and what a recovered store delivers to everybody."""
+    """The bundles that a reader without a writer sees, and those that a recovered store delivers."""
     reader = read(ROOT, fs=fs)
     seen = [number_of(bundle) for _, bundle in reader.bundles()]
     store = opened(fs)
@@ -88,7 +88,7 @@ def contents(fs: CrashFileSystem) -> tuple[list[int], list[int]]:
 
 
 def test_the_directory_has_every_kind_of_file(directory: CrashFileSystem) -> None:
-    """Otherwise the tests below would show less than they say."""
+    """Otherwise the tests below would check less than they claim."""
     names = {path.rpartition("/")[2] for path in data_files(directory)}
     assert {"quiver.wal", "quiver.wal.cursor", "quiver.sub.s"} <= names
     assert any(name.endswith(".qseg") for name in names)
@@ -96,13 +96,13 @@ def test_the_directory_has_every_kind_of_file(directory: CrashFileSystem) -> Non
 
 
 def lost_at_most(path: str) -> int:
-    """How many bundles one damaged byte may cost: those of one segment, or one entry of the log."""
+    """The number of bundles that one damaged byte may lose: those of one segment, or one entry of the log."""
     return 4 if path.endswith(".qseg") else 1
 
 
 @pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
-def test_any_flipped_byte_costs_at_most_what_it_hit(directory: CrashFileSystem, stride: int) -> None:
-    """Everything undamaged comes out, unchanged, in order, once; or opening is refused with path and offset."""
+def test_a_flipped_byte_loses_at_most_its_entry_or_segment(directory: CrashFileSystem, stride: int) -> None:
+    """Everything else is delivered unchanged, in order, once; or opening is refused with path and offset."""
     refused = 0
     for path in data_files(directory):
         size = directory.stat(path).size_bytes
@@ -124,8 +124,8 @@ def test_any_flipped_byte_costs_at_most_what_it_hit(directory: CrashFileSystem, 
 
 
 @pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
-def test_any_cut_file_costs_at_most_what_was_cut(directory: CrashFileSystem, stride: int) -> None:
-    """Cut at every byte, to nothing included."""
+def test_a_truncated_file_loses_at_most_the_removed_part(directory: CrashFileSystem, stride: int) -> None:
+    """Truncated at every byte, including to an empty file."""
     for path in data_files(directory):
         size = directory.stat(path).size_bytes
         for length in {0, *range(random.randrange(stride), size, stride)}:
@@ -154,7 +154,7 @@ def cut(fs: CrashFileSystem, path: str, length: int) -> None:
 
 
 def rewrite(fs: CrashFileSystem, path: str, data: bytes) -> None:
-    fs.remove(path)  # a sealed segment refuses to be written
+    fs.remove(path)  # a sealed segment is read-only
     file = fs.create(path)
     file.pwrite(data, 0)
     file.sync()

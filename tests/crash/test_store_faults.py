@@ -1,4 +1,4 @@
-"""Every call to the disk fails once, and a crash meets what an earlier crash left: nothing acknowledged is lost."""
+"""Every call to the disk fails once, and a crash follows an earlier one: nothing accepted is lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def number_of(bundle: Bundle) -> int:
 
 
 def contents(store: Store) -> list[int]:
-    """What the segments hold, in order, after everything is sealed."""
+    """The contents of the segments, in order, after everything is sealed."""
     store.seal()
     refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
     return [number_of(store.catalog.bundle(ref)) for ref in refs]
@@ -65,7 +65,7 @@ def taken(subscriber: Subscriber, most: int = 10_000) -> list[int]:
 
 
 class Run:
-    """A run that goes on after every error a caller may see; any other error ends the test."""
+    """A run that continues after every documented error; any other error ends the test."""
 
     def __init__(self, fs: FileSystem, *, files_fail_for_ever: bool = False) -> None:
         self.fs = fs
@@ -99,12 +99,12 @@ class Run:
         self.try_to(store.maintain)
         self.ingest(store, 2)
         self.clock.advance(2)
-        # The fault has passed. Either the store works again, or it says that it must be reopened.
+        # The fault is over. Either the store works again, or it reports that it must be reopened.
         self.try_to(store.maintain)
         before = len(self.errors)
         self.ingest(store, 2)
         if not self.files_fail_for_ever:
-            assert self.errors[before:] != ["CapacityError"] * 2, "the fault has passed, and there is still no room"
+            assert self.errors[before:] != ["CapacityError"] * 2, "the fault is over, and there is still no space"
         self.try_to(store.close)
 
     def consume(self, subscriber: Subscriber, most: int) -> None:
@@ -153,7 +153,7 @@ def calls_of_a_sound_run() -> dict[str, int]:
     ],
 )
 def test_any_call_may_fail(error: int, lasting: bool) -> None:
-    """The n-th call of each operation fails, once or from then on: no bundle is lost, doubled, invented or moved."""
+    """The n-th call of each operation fails, once or from then on: no bundle is lost, repeated or reordered."""
     tried = 0
     for operation, calls in sorted(calls_of_a_sound_run().items()):
         assert operation in OPERATIONS
@@ -175,10 +175,10 @@ def test_any_call_may_fail(error: int, lasting: bool) -> None:
 
 def test_a_power_loss_after_a_kill() -> None:
     """
-    Killed between a rename and its sync, opened again, and then the power goes.
+    A kill between a rename and its sync, a reopen, and then a power loss.
 
-    What the second run saw under its new name was not durable yet; it must make it so before the log forgets
-    anything. And what the first run removed without a sync must not come back as new.
+    The new name that the second run saw was not durable yet; the run must sync it before the log discards anything.
+    Files that the first run removed without a sync must not reappear as new ones.
     """
     states: list[tuple[str, CrashFileSystem, list[int], set[int], int]] = []
     fs = CrashFileSystem()
@@ -207,8 +207,8 @@ def test_a_power_loss_after_a_kill() -> None:
             check(again, disk.clone_after_crash(seed), f"{label}, kill, power loss {seed}")
 
 
-def test_a_lost_cursor_write_does_not_wedge_the_log() -> None:
-    """The disk was full just when the cursor should move; when there is room again, so is there in the log."""
+def test_a_failed_cursor_write_does_not_block_the_log() -> None:
+    """The disk was full when the cursor should advance; when there is space again, the log has space, too."""
     fs = FaultFileSystem(CrashFileSystem(), error=errno.ENOSPC, path_part="cursor.tmp", forever=True)
     store = opened(fs)
     subscriber = store.register("s", start="earliest")
@@ -224,8 +224,8 @@ def test_a_lost_cursor_write_does_not_wedge_the_log() -> None:
     store.close()
 
 
-def test_finished_segments_make_room_for_the_progress_that_frees_more() -> None:
-    """Progress is replaced, so it needs room; a finished segment that waits out its grace period gives it."""
+def test_finished_segments_free_space_for_progress_files() -> None:
+    """Replacing a progress file needs space; a finished segment in its grace period is deleted for it."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=errno.ENOSPC, path_part="quiver.sub.s.tmp")
     settings = Settings(segment_bytes_max=1_200, delete_grace_s=1e9)
@@ -247,7 +247,7 @@ def test_finished_segments_make_room_for_the_progress_that_frees_more() -> None:
 
 
 def test_ingest_does_not_wait_for_a_segment_that_failed() -> None:
-    """The thread that writes segments has ended: whoever waits for it is told, instead of waiting for ever."""
+    """The thread that writes segments has ended: a waiting caller gets an error instead of waiting forever."""
     fs = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part=".qseg", forever=True)
     store = open_store(ROOT, SETTINGS_WIDE, fs=fs, clock=SYSTEM_CLOCK, background=True)
     seen: list[BaseException] = []
@@ -266,8 +266,8 @@ def test_ingest_does_not_wait_for_a_segment_that_failed() -> None:
     store.close()
 
 
-def test_segment_only_says_that_it_failed() -> None:
-    """There is no log to fall back on: after a failed segment nothing more is accepted, and closing says so."""
+def test_segment_only_reports_a_failed_seal() -> None:
+    """Without a log, nothing more is accepted after a failed segment, and `close` reports it."""
     fs = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part=".qseg", forever=True)
     settings = Settings(durability="segment_only", segment_bytes_max=1_200)
     store = opened(fs, settings=settings)
@@ -282,8 +282,8 @@ def test_segment_only_says_that_it_failed() -> None:
     opened(fs, settings=settings).close()
 
 
-def test_a_closed_store_leaves_the_directory_alone() -> None:
-    """What it could not seal must not be written later, over the segment of whoever owns the directory now."""
+def test_a_closed_store_does_not_write_to_its_directory() -> None:
+    """A segment that it could not seal must not be written later, over one of the directory's new owner."""
     fs = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
     clock = ManualClock()
     old = opened(fs, clock)
@@ -300,8 +300,8 @@ def test_a_closed_store_leaves_the_directory_alone() -> None:
         assert contents(new) == [0, 1]
 
 
-def test_a_bundle_that_fits_the_caps_gets_in() -> None:
-    """Also when the active file, which nobody needs any more, leaves too little room beside it."""
+def test_a_bundle_that_fits_the_caps_is_accepted() -> None:
+    """Even if the active log file, which is not needed any more, takes too much of the space."""
     settings = Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=16_000, delete_grace_s=0.0)
     disk = CrashFileSystem()
     with opened(disk, settings=settings) as store:
@@ -318,7 +318,7 @@ def test_a_bundle_that_fits_the_caps_gets_in() -> None:
 
 
 def test_waiting_for_room_ends_without_a_background_thread() -> None:
-    """The time that was given is waited, not more, and then the cap is named."""
+    """It waits for the given time, and then the error names the cap."""
     clock = ManualClock()
     settings = Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=80_000, size_cap_bytes=20_000)
     store = opened(CrashFileSystem(), clock, settings)
@@ -332,7 +332,7 @@ def test_waiting_for_room_ends_without_a_background_thread() -> None:
     assert 5 <= clock.monotonic() - before < 6
     store.seal()
     assert taken(subscriber) == list(range(accepted))
-    store.ingest(bundle_of(accepted, 100))  # what was acknowledged makes room, maintained or not
+    store.ingest(bundle_of(accepted, 100))  # acknowledged bundles free space, with or without maintenance
     with pytest.raises(InvalidBundleError, match=r"retention\.size_cap"):
         store.ingest(bundle_of(0, 30_000))
     store.close()

@@ -1,8 +1,8 @@
 """
-Fork, let a child work on a real directory, kill it at any moment, and hold what is there against what it was told.
+Fork, let a child work on a real directory, kill it at any moment, and compare the directory with its promises.
 
-What the child was told stands in memory that it shares with its parent and that outlives it: nothing is lost between
-a promise and its record, and recording costs no system call.
+The promises to the child are recorded in memory that it shares with its parent and that outlives it: nothing is lost
+between a promise and its record, and recording needs no system call.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _KEPT = 2
 
 
 class Tally:
-    """What a child tried and what it was told, in memory that survives its death."""
+    """The attempts of a child and the promises to it, in memory that survives its death."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 64 + (len(NAMES) + 2) * NUMBERS_MAX)
@@ -79,7 +79,7 @@ class Tally:
 
     @property
     def attempted(self) -> int:
-        """Numbers below this were tried."""
+        """Numbers below this were attempted."""
         return self._word(0)
 
     def try_next(self) -> int:
@@ -94,7 +94,7 @@ class Tally:
         return self._where(64, 1)
 
     def core_of(self, number: int) -> int:
-        """Where an accepted bundle went."""
+        """Return the core of an accepted bundle."""
         return self._memory[64 + number] - 1
 
     def _base(self, name: str) -> int:
@@ -116,7 +116,7 @@ class Tally:
         self._memory[self._base(name) + number] = 0
 
     def drop(self, segment: int, bundle_count: int) -> None:
-        """Policy gave up a segment; to be told of it twice changes nothing."""
+        """Policy dropped a segment; a repeated report changes nothing."""
         self._memory[self._drops + segment] = bundle_count
 
     @property
@@ -155,7 +155,7 @@ def number_of(bundle: Bundle) -> int:
 
 
 class Listener(InMemoryObserver):
-    """Writes down which segments the store says it gave up."""
+    """Records the segments that the store reports as dropped."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Listener(InMemoryObserver):
 
 
 class Child:
-    """Ingests, delivers, acknowledges, seals, deletes, closes and opens again, in an order of chance, until killed."""
+    """Ingests, delivers, acknowledges, seals, deletes, closes and reopens, in random order, until killed."""
 
     def __init__(self, directory: Path, tally: Tally, seed: int, settings: Settings) -> None:
         self.directory = directory
@@ -187,7 +187,7 @@ class Child:
         return open_store(self.directory, self.settings, background=self.background, observer=listener)
 
     def steps(self) -> list[tuple[int, Callable[[], None]]]:
-        """What it does, and how often."""
+        """The steps, with their weights."""
         return [(10, self.ingest), (5, self.deliver), (3, self.maintain), (1, self.flush), (1, self.reopen)]
 
     def bundle(self, number: int) -> Bundle:
@@ -285,7 +285,7 @@ def wait_for_the_moment(pipe: BinaryIO, tally: Tally | None, chance: random.Rand
 
 
 def warm_up(settings: Settings) -> None:
-    """Load and start whatever the first bundle needs, once and here: a child has only milliseconds to live."""
+    """Load and start everything that the first bundle needs, once, here: a child lives only for milliseconds."""
     with open_store("/warm", settings, fs=CrashFileSystem(), background=False) as store:
         subscriber = store.register(NAMES[0], start="earliest")
         store.ingest(numbered(0), durable=True)
@@ -301,7 +301,7 @@ def in_segments(store: Store) -> list[int]:
 
 
 def pending(store: Store, name: str) -> list[int]:
-    """What *name* would still be given, without taking it."""
+    """Return the bundles that are pending for *name*, without claiming them."""
     subscriber = store.register(name, start="earliest")
     handles = []
     while (handle := subscriber.next_bundle(timeout=0)) is not None:
@@ -310,7 +310,7 @@ def pending(store: Store, name: str) -> list[int]:
 
 
 def check(directory: Path, tally: Tally, settings: Settings, label: str) -> None:
-    """Open again, and hold what is there against what was promised."""
+    """Reopen, and compare the contents with the promises."""
     read_ledger(directory, tally)
     with open_store(directory, settings, background=False, observer=Listener(tally)) as store:
         store.seal()
@@ -326,7 +326,7 @@ def check(directory: Path, tally: Tally, settings: Settings, label: str) -> None
 
 
 def judge(tally: Tally, accepted: set[int], sealed: set[int], waiting: dict[str, list[int]], label: str) -> None:
-    """What is not there was acknowledged, or is older than anything that is; nothing is there that may not be."""
+    """Missing bundles were acknowledged or are older than all others; no bundle is there that should not be."""
     assert sealed <= set(range(tally.attempted)), f"{label}: invented {sealed}"
     oldest = min(sealed, default=tally.attempted)
     for name, numbers in waiting.items():
@@ -343,14 +343,14 @@ def read_ledger(directory: Path, tally: Tally) -> None:
         answer = decode_drop_ledger(memoryview((directory / DROP_LEDGER).read_bytes()))
     except FileNotFoundError:
         return
-    assert isinstance(answer, Frame), f"the ledger is replaced whole, and reads {answer}"
+    assert isinstance(answer, Frame), f"the ledger is replaced atomically, but its content is {answer}"
     for entry in answer.value:
         tally.drop(entry.seq, entry.bundle_count)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What the children of a series do, and what is held against their promises."""
+    """The work of the children of a series, and the check of their promises."""
 
     settings: Settings = SETTINGS
     child: type[Child] = Child
@@ -359,7 +359,7 @@ class Scenario:
 
 @dataclass
 class Outcome:
-    """What a series of cycles did, so that a test can say that it was not idle."""
+    """The figures of a series of cycles, so that a test can check that it was not idle."""
 
     cycles: int = 0
     checks: int = 0

@@ -1,4 +1,4 @@
-"""What children do beside the plain walk before they are killed: drop, expire, rewind, share a cap, migrate, copy."""
+"""Further work of children before they are killed: drop, expire, rewind, share a cap, migrate, copy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Aging(Hoarder):
 
 
 class Rewinding(Child):
-    """Goes back, to the beginning or to some bundle."""
+    """Rewinds to the beginning or to some bundle."""
 
     def steps(self) -> Steps:
         return [*super().steps(), (2, self.rewind)]
@@ -139,7 +139,7 @@ SCENARIOS = {
 
 
 class Copying(Child):
-    """Takes a snapshot beside its own work; what had been promised then stands in a tally of its own."""
+    """Takes a snapshot while working; the promises at that moment are in a separate tally."""
 
     promised: Tally
     """As of the snapshot that there is, or that is being made."""
@@ -161,7 +161,7 @@ def restore_cycles(directory: Path, count: int, seed: int, settings: Settings = 
     """
     *count* children, each killed, half of them at work or copying, half of them restoring the copy.
 
-    What is restored is held against what had been promised when the copy began; so is what a death left of the copy.
+    The restored store is compared with the promises at the start of the copy, and so is a copy that a kill left.
     """
     chance = random.Random(seed)
     tally, promised = Tally(), Tally()
@@ -195,5 +195,7 @@ def _restore_again_and_again(copy: Path, back: Path) -> None:
     while True:
         shutil.rmtree(aside, ignore_errors=True)
         if back.exists():
-            back.rename(aside)  # at once: a death amid the removal would leave half a store, which nobody promised
+            back.rename(
+                aside
+            )  # at once: a death amid the removal would leave half a store, which is not promised to work
         restore(REAL_FILES, str(copy), str(back), identity=None)

@@ -2,7 +2,7 @@
 Faults at every system call of a scripted run, by `strace`: the kernel's answers, not those of a wrapped file system.
 
 A child is forked with everything loaded, waits until `strace` has attached, runs the script on a real directory and
-tells what it was promised in shared memory (`kill_cycles.Tally`). The script is single-threaded and the same every
+records its promises in shared memory (`kill_cycles.Tally`). The script is single-threaded and the same every
 time, so the n-th call of a kind is the same call in every run.
 """
 
@@ -57,7 +57,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 
 class _Dies(Listener):
-    """Ends the process once it is written down what is to be dropped, and before anything of it is gone."""
+    """Ends the process after the drops are recorded, and before any file is removed."""
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
         super().event(name, level=level, **attributes)
@@ -92,7 +92,7 @@ class Script:
             self.try_to(self.close)
 
     def drop(self) -> None:
-        """More than the cap holds, and nobody acknowledges it in time; then a clean end, and once more."""
+        """Ingest more than the cap holds, without timely acknowledgements; then a clean end, and again."""
         for _ in range(2):
             self.try_to(self.open)
             for _ in range(3):
@@ -103,7 +103,7 @@ class Script:
             self.try_to(self.close)
 
     def expire(self) -> None:
-        """What nobody acknowledges grows too old; then a clean end, and once more."""
+        """Let unacknowledged bundles expire; then a clean end, and again."""
         for _ in range(2):
             self.try_to(self.open)
             for _ in range(3):
@@ -115,7 +115,7 @@ class Script:
             self.try_to(self.close)
 
     def rewind(self) -> None:
-        """Acknowledge, go back, acknowledge again."""
+        """Acknowledge, rewind, acknowledge again."""
         self.try_to(self.open)
         self.ingest(7)
         self.try_to(self.flush)
@@ -139,14 +139,14 @@ class Script:
         return [] if self.store is None else self.store.catalog.segments()
 
     def leave_dropping(self) -> None:
-        """What a death in the middle of a drop leaves: the ledger, and what it names."""
+        """Leave the state of a death during a drop: the ledger, and the segments in it."""
         self.observer = _Dies(self.tally)
         self.open()
         self.ingest(60)
         raise AssertionError("nothing was dropped")
 
     def leave(self) -> None:
-        """What a death in the middle of work leaves: rotated log files, segments, some of it acknowledged."""
+        """Leave the state of a death during work: rotated log files, segments, some bundles acknowledged."""
         self.open()
         self.ingest(9)
         self.deliver("one", 4)
@@ -247,7 +247,7 @@ class Ended:
 
 
 def forked(work: Callable[[], None]) -> int:
-    """Run *work* in a forked child and return its exit status; its last words go to its standard error."""
+    """Run *work* in a forked child and return its exit status; its last message is on its standard error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
@@ -315,7 +315,7 @@ def _wait_for_tracer(child: int, tracer: subprocess.Popen[bytes]) -> None:
 
 
 def may_trace(output: Path) -> str | None:
-    """Say why nothing can be traced here, or None."""
+    """Return why tracing is impossible here, or None."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     try:

@@ -1,4 +1,4 @@
-"""The receiving process under load, killed with SIGKILL: what was confirmed is there, and nothing half of it."""
+"""The receiving process under load, killed with SIGKILL: confirmed requests are stored, completely."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def free_port() -> int:
 
 
 class Load:
-    """Requests from several threads over both protocols, until the other side is gone."""
+    """Requests from several threads over both protocols, until the receiver is killed."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count()
@@ -135,13 +135,13 @@ def cycles(directory: Path, *, count: int, handling: str, ack: str = "synced") -
 
 
 def processor_s(pid: int) -> float:
-    """Return the processor seconds that a process has had, of which a busy machine gives it few."""
+    """Return the CPU seconds of a process, which are few on a busy machine."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def until_ready(ready: Path, process: subprocess.Popen, log: Path) -> None:
-    """Wait as long as the process gets on: one that hangs uses no processor, one that runs in circles uses much."""
+    """Wait while the process makes progress: one that hangs uses no CPU time, one that loops uses much."""
     pause = threading.Event()
     used, since = 0.0, SYSTEM_CLOCK.monotonic()
     while not (ready.exists() and json.loads(ready.read_bytes())["pid"] == process.pid):
@@ -150,7 +150,7 @@ def until_ready(ready: Path, process: subprocess.Popen, log: Path) -> None:
         used = processor_s(process.pid)
         since = now if used > before else since
         assert used < START_PROCESSOR_S, f"not ready after {used:.1f} s of processor\n{log.read_text()}"
-        assert now - since < HANG_S, f"it does nothing for {HANG_S} s\n{log.read_text()}"
+        assert now - since < HANG_S, f"it used no CPU time for {HANG_S} s\n{log.read_text()}"
         pause.wait(0.02)
 
 
@@ -162,14 +162,14 @@ def check(directory: Path, load: Load, *, tables: bool) -> None:
             assert isinstance(data, bytes), data
             kept = ExportLogsServiceRequest.FromString(data)
             number = kept.resource_logs[0].resource.attributes[0].value.int_value
-            assert kept == request(number)  # whole, or not there
+            assert kept == request(number)  # complete, or missing
             found.append(number)
     assert len(found) == len(set(found))
     assert load.confirmed <= set(found) <= load.sent
     assert load.confirmed
 
 
-def test_what_a_receiver_confirmed_as_tables_survives_kill_9(tmp_path: Path) -> None:
+def test_requests_confirmed_as_tables_survive_kill_9(tmp_path: Path) -> None:
     """One kill in every run of the tests."""
     check(tmp_path, cycles(tmp_path, count=1, handling="convert_to_arrow"), tables=True)
 
@@ -178,7 +178,7 @@ def test_what_a_receiver_confirmed_as_tables_survives_kill_9(tmp_path: Path) -> 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ack", ["synced", "logged"])
 @pytest.mark.parametrize("handling", ["pass_through", "convert_to_arrow"])
-def test_what_a_receiver_confirmed_survives_many_kills(tmp_path: Path, handling: str, ack: str) -> None:
-    """Forty kills of each kind, at moments that are never the same."""
+def test_confirmed_requests_survive_many_kills(tmp_path: Path, handling: str, ack: str) -> None:
+    """Forty kills of each kind, at random moments."""
     load = cycles(tmp_path, count=40, handling=handling, ack=ack)
     check(tmp_path, load, tables=handling == "convert_to_arrow")

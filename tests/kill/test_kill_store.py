@@ -1,4 +1,4 @@
-"""Real processes, real files, real kill -9: what a process was promised before its death is there afterwards."""
+"""Real processes, real files, real kill -9: promises made to a process hold after its death."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ VARIANTS = {
     **SCENARIOS,
 }
 AVERAGED_CYCLES = 100
-"""What happened in fewer says nothing of what happens on average."""
+"""Fewer cycles have no meaningful averages."""
 SERIES = [(name, turn) for turn in range(2) for name in [*VARIANTS, RESTORE]]
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where there is one: what a kill leaves does not depend on the disk, and syncs cost none."""
+    """A directory in memory if possible: the result of a kill does not depend on the disk, and syncs are fast."""
     memory = Path("/dev/shm")
     base = Path(tempfile.mkdtemp(prefix="quiver-kill-", dir=memory)) if memory.is_dir() else tmp_path
     yield base / "store"
@@ -41,8 +41,8 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 @in_a_clean_process
-def test_kill_9_loses_nothing_that_was_confirmed(directory: Path) -> None:
-    """A few cycles in every run of the tests, never the same."""
+def test_kill_9_loses_nothing_confirmed(directory: Path) -> None:
+    """A few random cycles in every run of the tests."""
     outcome = kill_cycles.kill_cycles(directory, 25, random.randrange(10**6))
     assert outcome.accepted > 25
     assert outcome.acked > 25
@@ -63,8 +63,8 @@ def test_kill_9_ten_thousand_times(directory: Path, name: str, turn: int, reques
     """
     Ten thousand cycles, in series of one directory each; every scenario has two of them.
 
-    Nothing accepted is missing but what policy gave up, and that is the oldest; nothing is invented, changed, out of
-    order or twice in segments, and what was acknowledged before a maintenance pass does not come again.
+    Only the oldest bundles, dropped by policy, are missing; nothing is invented, changed, out of order or twice in
+    segments, and bundles acknowledged before a maintenance pass are not delivered again.
     """
     count = max(1, -(-request.config.getoption("--kill-cycles") // len(SERIES)))
     outcome = run(directory, name, count, turn)
@@ -72,7 +72,7 @@ def test_kill_9_ten_thousand_times(directory: Path, name: str, turn: int, reques
     assert outcome.accepted > 0
     if count < AVERAGED_CYCLES:
         return
-    # It did not stand still, and it met what it is here to meet.
+    # The children made progress, and each scenario happened.
     assert outcome.accepted > count
     assert outcome.acked > count // 4
     assert outcome.checks > count // 6
@@ -89,6 +89,6 @@ def run(directory: Path, name: str, count: int, seed: int) -> kill_cycles.Outcom
 @pytest.mark.kill
 @pytest.mark.timeout(1200)
 def test_kill_9_on_the_disk(tmp_path: Path) -> None:
-    """The same where syncs take their time: a kill falls into one more often than between two."""
+    """The same with slow syncs: a kill interrupts a sync more often."""
     outcome = kill_cycles.kill_cycles(tmp_path / "store", 100, 77)
     assert outcome.accepted > 50

@@ -1,11 +1,10 @@
 """
 SIGKILL, EIO and ENOSPC at every system call of append, finalize, acknowledge, free and recover; short writes.
 
-The kernel answers, through `strace`, so nothing between the store and the disk is left out, `close` and `stat`
-included. What `strace` cannot do is a write that takes less than it was given: a return value can be forged, but the
-bytes it claims were then never written, and no program can live with a kernel that lies. Short writes are real
-here all the same, by two other ways: a limit on the size of files, at which the kernel takes what still fits and
-refuses the rest with EFBIG; and a platform whose every write takes only some bytes, all of which go to the real disk.
+`strace` changes the kernel's answers, so every call between the store and the disk is covered, including `close` and
+`stat`. It cannot make a write short: it can change the return value, but then the kernel has written none of the
+bytes. Short writes are therefore made in two other ways: with a limit on the size of files, at which the kernel writes
+the bytes that still fit and refuses the rest with EFBIG; and with a platform whose writes take only some bytes.
 """
 
 from __future__ import annotations
@@ -67,11 +66,11 @@ PHASES: dict[str, tuple[str, Settings, str | None]] = {
     "rewind": ("rewind", SETTINGS, None),
     "recover amid a drop": ("recover", DROPPING, "leave_dropping"),
 }
-"""Which part of the script runs, under which settings, on what an earlier part left."""
+"""The part of the script that runs, its settings, and the part that prepares its directory."""
 
 
 class Phase:
-    """One part of the script on one directory, made anew for every run."""
+    """One part of the script on a directory that is recreated for every run."""
 
     def __init__(self, base: Path, name: str) -> None:
         self.directory = base / "store"
@@ -105,8 +104,8 @@ class Phase:
 
 
 @in_a_clean_process
-def test_each_phase_does_what_it_is_named_after(base: Path) -> None:
-    """Without a fault: policy drops where it is to drop, and nothing is lost elsewhere."""
+def test_each_phase_works_without_a_fault(base: Path) -> None:
+    """Policy drops in the phase for drops, and nothing is lost in the others."""
     for name, (_, settings, _) in PHASES.items():
         run = Phase(base / name.replace(" ", "_"), name)
         script = run.prepare()
@@ -121,7 +120,7 @@ def test_each_phase_does_what_it_is_named_after(base: Path) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_fault_at_every_system_call(base: Path, phase: str, fault: str, request: pytest.FixtureRequest) -> None:
-    """Whatever single call is answered so, the process goes on, refuses in words or dies; what it promised is there."""
+    """After any single fault the process continues, raises an error or dies; its promises are kept."""
     reason = may_trace(base / "trace")
     if reason is not None:
         pytest.skip(reason)
@@ -148,7 +147,7 @@ def test_a_fault_at_every_system_call(base: Path, phase: str, fault: str, reques
 
 @in_a_clean_process
 def test_short_writes_at_a_file_size_limit(base: Path) -> None:
-    """The write that crosses the limit is short, the next says why; with the limit gone, work goes on."""
+    """The write that crosses the limit is short, and the next one fails; without the limit, work continues."""
     run = Phase(base, "write")
     for limit in [1, 37, 38, *random.sample(range(2, 3_500), 9)]:
         script = run.prepare()
@@ -173,7 +172,7 @@ def test_short_writes_at_a_file_size_limit(base: Path) -> None:
 
 
 class ShortPlatform:
-    """The real platform, each of whose writes takes at most *most* bytes of what it is given."""
+    """The real platform, but each write takes at most *most* bytes."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -193,7 +192,7 @@ class ShortPlatform:
 
 @pytest.mark.parametrize("most", [1, 7, 100, 4_095])
 def test_writes_that_take_only_some_bytes(tmp_path: Path, most: int) -> None:
-    """Whoever is given a short count writes the rest: every byte of every file is there."""
+    """After a short write the rest is written: every file is complete."""
     platform = ShortPlatform(most)
     fs = RealFileSystem(platform)
     bundles = [kill_cycles.numbered(number) for number in range(9)]
@@ -217,8 +216,8 @@ def test_writes_that_take_only_some_bytes(tmp_path: Path, most: int) -> None:
     assert platform.short > 0
 
 
-def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
-    """A write of which no byte is taken, and no reason given, is an error and not an endless loop."""
+def test_a_disk_that_accepts_no_bytes(tmp_path: Path) -> None:
+    """A write of zero bytes without an error is reported and does not loop forever."""
     platform = ShortPlatform(1 << 30)
     store = open_store(tmp_path, SETTINGS, fs=RealFileSystem(platform), background=False)
     store.ingest(kill_cycles.numbered(0), durable=True)
