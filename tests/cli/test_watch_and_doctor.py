@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from quiver.cli.console.progress import QUIET_S, Progress
+from quiver.cli.console.progress import QUIET_S, ProgressDisplay
 from quiver.cli.measure import MODES, measure
 from quiver.cli.stats.commands import watch
 from quiver.errors import UsageError
@@ -69,7 +69,7 @@ def test_an_interrupt_ends_the_watch(made_store, monkeypatch, call):
 def test_progress_is_shown_after_two_seconds():
     """On one line that is overwritten, a few times per second at most, and cleared at the end."""
     clock, to = ManualClock(), Terminal()
-    with Progress("reading", clock=clock, stream=to) as progress:
+    with ProgressDisplay("reading", clock=clock, stream=to) as progress:
         clock.advance(QUIET_S - 0.1)
         progress("a")
         assert to.getvalue() == ""
@@ -86,7 +86,7 @@ def test_progress_is_shown_after_two_seconds():
 
 def test_progress_is_not_written_to_a_pipe():
     clock, to = ManualClock(), io.StringIO()
-    with Progress("reading", clock=clock, stream=to) as progress:
+    with ProgressDisplay("reading", clock=clock, stream=to) as progress:
         clock.advance(60)
         progress("a")
     assert to.getvalue() == ""
@@ -106,7 +106,7 @@ def test_progress_is_not_written_to_a_pipe():
 def test_commands_that_read_a_complete_store_report_each_segment(made_store, tmp_path, call, monkeypatch, command):
     """So long commands show their progress."""
     told = []
-    monkeypatch.setattr(Progress, "__call__", lambda _, where: told.append(where))
+    monkeypatch.setattr(ProgressDisplay, "__call__", lambda _, where: told.append(where))
     name, *options = command
     store = shutil.copytree(made_store, tmp_path / "store")
     assert call(name, store, *(str(option).format(tmp_path) for option in options)).exit_code == 0
@@ -118,7 +118,7 @@ def test_a_restore_reports_its_progress(made_store, tmp_path, call, monkeypatch)
     """It reads all of a snapshot, and writes it again."""
     call("snapshot", made_store, tmp_path / "copy")
     told = []
-    monkeypatch.setattr(Progress, "__call__", lambda _, where: told.append(where))
+    monkeypatch.setattr(ProgressDisplay, "__call__", lambda _, where: told.append(where))
     assert call("restore", tmp_path / "copy", tmp_path / "again").exit_code == 0
 
     assert any(".qseg" in where for where in told)

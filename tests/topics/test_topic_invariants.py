@@ -13,7 +13,7 @@ from quiver.topics import recovery, staged_import
 from quiver.topics.engine import TopicEngine
 from quiver.topics.format.sink_batch import INCOMING_DIR, SinkPart
 from quiver.topics.reading.place import TopicPlace
-from quiver.topics.reading.view import Piece, TopicView
+from quiver.topics.reading.view import MessageRun, TopicView
 from quiver.topics.staged_import import StagedImport
 from quiver.topics.wal.files import Good, Recovered
 
@@ -68,7 +68,7 @@ def test_a_view_returns_each_message_once(way, monkeypatch):
     view = TopicView(TopicPlace(ROOT), TOPIC, fs=fs)
     if way == "_read_cold":
         monkeypatch.setattr(view, "_local", list)
-    monkeypatch.setattr(view, way, lambda *_: iter([Piece(1, [b"1"])]))
+    monkeypatch.setattr(view, way, lambda *_: iter([MessageRun(1, [b"1"])]))
     with pytest.raises(InvariantError, match="a reader returns each message once, and reports those that it skips"):
         list(view.read(0, 2))
 

@@ -43,7 +43,7 @@ def bench(
     synced: one caller waits for each sync. shared: concurrent callers share syncs. burst: callers do not wait, and the
     log is synced every 25 ms.
     """
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415
     from quiver.cli.measure import MODES, Mode, measure  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -51,7 +51,10 @@ def bench(
     if not directory.is_dir():
         raise UsageError(f"{directory} does not exist")
     wanted: list[Mode] = [one for one in MODES if mode is None or one in mode]
-    with tempfile.TemporaryDirectory(prefix="quiver-bench-", dir=directory) as work, Progress("measuring") as progress:
+    with (
+        tempfile.TemporaryDirectory(prefix="quiver-bench-", dir=directory) as work,
+        ProgressDisplay("measuring") as progress,
+    ):
         found = [
             measure(
                 REAL_FILES,

@@ -36,7 +36,7 @@ def restore_cold(
     target: Path, url: str, option: list[str] | None, stores: list[str] | None, *, dry_run: bool, as_json: bool
 ) -> None:
     """Restore the store *target* from the objects at *url*, or list the stores there."""
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -50,7 +50,7 @@ def restore_cold(
             raise UsageError(f"{location} has no segment of a store; give the location in cold.objects")
         if not stores and len(known) > 1 and not dry_run:
             raise UsageError(f"{location} has several stores; select one with --store: {', '.join(known)}")
-        with Progress("reading") as progress:
+        with ProgressDisplay("reading") as progress:
             fs = progress.fs(REAL_FILES)
             if dry_run:
                 found = [

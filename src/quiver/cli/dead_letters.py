@@ -382,12 +382,12 @@ def _replay(found: _Found, deliver: _Deliver, *, as_json: bool) -> None:
 
 
 def _replay_of(root: str, name: str, letters: list[DeadLetter], deliver: _Deliver) -> Iterator[dict[str, Any]]:
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415
     from quiver.delivery.dead_letters import open_dead_letters, replay_dead_letters  # noqa: PLC0415
     from quiver.delivery.policy import Delivered  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
-    with open_dead_letters(REAL_FILES, root, name) as box, Progress("replaying") as progress:
+    with open_dead_letters(REAL_FILES, root, name) as box, ProgressDisplay("replaying") as progress:
         for one in () if box is None else replay_dead_letters(box, letters, partial(deliver, root)):
             progress(str(one.letter.ref))
             delivered = isinstance(one.outcome, Delivered)

@@ -26,12 +26,12 @@ def doctor(
     Writes a few small files there and removes them; safe while a writer runs. Exits with 1 if the disk is unsuitable
     for a store.
     """
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.reading.doctor import diagnose  # noqa: PLC0415
 
-    with Progress("measuring") as progress:
+    with ProgressDisplay("measuring") as progress:
         # A mount is found by its absolute path.
         where = str(directory.resolve())
         found = diagnose(REAL_FILES, where, clock=SYSTEM_CLOCK, samples=samples, on_progress=progress)

@@ -48,7 +48,7 @@ def export(
     Read-only; safe while a writer runs. The file appears complete or not at all. Memory use is low. Exits with 1 if
     data were left out because they are damaged.
     """
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.reading.export import export as write  # noqa: PLC0415
@@ -75,7 +75,7 @@ def export(
         if view is not None
         else _rows_of_slot(reader, slot, table, wanted, span)
     )
-    with Progress("writing") as progress:
+    with ProgressDisplay("writing") as progress:
         done = write(REAL_FILES, str(to), kind, schema, _counted(batches, progress, str(to)), file_mode=mode)
     problems += sorted(map(str, reader.problems))
     if as_json:

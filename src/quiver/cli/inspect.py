@@ -13,7 +13,7 @@ from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.errors import UsageError
 
 if TYPE_CHECKING:
-    from quiver.cli.console.progress import Progress
+    from quiver.cli.console.progress import ProgressDisplay
     from quiver.primitives.findings import Description
 
 __all__ = ["inspect"]
@@ -63,13 +63,13 @@ def inspect(
 
 
 def _directory(root: Path) -> list[Description]:
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
 
-    with Progress("reading") as progress:
+    with ProgressDisplay("reading") as progress:
         return list(_described(root, progress))
 
 
-def _described(root: Path, progress: Progress) -> Iterator[Description]:
+def _described(root: Path, progress: ProgressDisplay) -> Iterator[Description]:
     from quiver.store.format.names import QUARANTINE_DIR  # noqa: PLC0415 - keeps `--help` quick
 
     for path in _files_below(root):

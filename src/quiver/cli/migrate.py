@@ -40,7 +40,7 @@ def migrate(
 
     Open the store with the same format_profile afterwards. Data and progress are kept.
     """
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
@@ -53,7 +53,7 @@ def migrate(
     refuse_snapshot(REAL_FILES, str(directory))
     for root in roots if len(roots) > 1 else ():
         require_migratable(REAL_FILES, root)
-    with Progress("migrating") as progress:
+    with ProgressDisplay("migrating") as progress:
         fs = progress.fs(REAL_FILES)
         done = [
             {"directory": root} | change(fs, root, profile=profile.value, adapter=table, clock=SYSTEM_CLOCK).as_dict()

@@ -26,7 +26,7 @@ def repair(
     Dead letters are repaired, too. The copies are in quarantine/ inside the store. Exits with 1 if something is still
     damaged.
     """
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
@@ -40,7 +40,7 @@ def repair(
     require_closed(REAL_FILES, [*roots, *nested], owner="quiver repair")
     reports: list[RepairReport] = []
     try:
-        with Progress("repairing") as progress:
+        with ProgressDisplay("repairing") as progress:
             fs = progress.fs(REAL_FILES)
             for root in roots:
                 reports.append(repair_store(fs, root, clock=SYSTEM_CLOCK, dry_run=dry_run))  # noqa: PERF401 - after an error, report the first ones

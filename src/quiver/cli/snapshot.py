@@ -46,7 +46,7 @@ def snapshot(
     also the checkpoints of its exporters on Spark. Immutable files are hard-linked if possible, so a snapshot on the
     same disk needs little space. Exits with 1 if something could not be copied, and lists it.
     """
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
@@ -55,7 +55,7 @@ def snapshot(
 
     given = pipeline_given(source, assignments, run_dir)
     now_ns = SYSTEM_CLOCK.now_ns()
-    with Progress("copying") as progress:
+    with ProgressDisplay("copying") as progress:
         fs = progress.fs(REAL_FILES)
         if given is not None:
             from quiver.pipeline.backup import snapshot_pipeline  # noqa: PLC0415
@@ -67,7 +67,7 @@ def snapshot(
             done = take(fs, str(source), str(to), now_ns=now_ns, companions=others)
             done.notes += [problem] if problem else []
     if check:
-        with Progress("reading back") as progress:
+        with ProgressDisplay("reading back") as progress:
             done.notes += [str(problem) for problem in check_snapshot(progress.fs(REAL_FILES), str(to))[1]]
     _say(done, as_json=as_json)
 
@@ -133,13 +133,13 @@ def restore(
         raise UsageError("--option, --store and --dry-run need --cold")
     import uuid  # noqa: PLC0415 - keeps `--help` quick
 
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.snapshots.snapshot import restore as make  # noqa: PLC0415
 
     identity = str(uuid.uuid4())  # noqa: TID251 - created once, for the new store
     given = pipeline_given(to, assignments, run_dir)
-    with Progress("restoring") as progress:
+    with ProgressDisplay("restoring") as progress:
         fs = progress.fs(REAL_FILES)
         if given is not None:
             from quiver.pipeline.backup import restore_pipeline  # noqa: PLC0415

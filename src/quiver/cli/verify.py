@@ -44,7 +44,7 @@ def verify(
     Exits with 1 if something is damaged, and with 3 if nothing is, but something could not be read. A torn tail is not
     damage: the next open truncates it.
     """
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.reading.check import check_store  # noqa: PLC0415
@@ -52,7 +52,7 @@ def verify(
     sources = _to_read(source, assignments, run_dir)
     location = object_location(objects, option)
     tier = None if location is None else open_objects(location, writable=False)
-    with Progress("reading") as progress:
+    with ProgressDisplay("reading") as progress:
         reports = [check_store(REAL_FILES, root, on_progress=progress, objects=tier) for root in sources.roots]
         missed = sources.differences()
     if tier is not None:

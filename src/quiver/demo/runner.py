@@ -27,7 +27,7 @@ from quiver.errors import QuiverError
 from quiver.pipeline.processes.child import INGEST_READY, SPARK_READY
 from quiver.pipeline.processes.run import read_state
 
-__all__ = ["Conductor", "DemoPlan", "Progress"]
+__all__ = ["Conductor", "DemoPlan", "DemoProgress"]
 
 POLL_S = 0.2
 START_DEADLINE_S = 90.0
@@ -62,7 +62,7 @@ class DemoPlan:
 
 
 @dataclass(slots=True)
-class Progress:
+class DemoProgress:
     """Records by signal: passed to the SDK, reported as delivered, dropped by the SDK, and in the Parquet files."""
 
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIGNALS, 0))
@@ -107,7 +107,7 @@ class Conductor:
 
     def __init__(self, directory: Path, pipeline: Path, plan: DemoPlan, *, report: Callable[[str], None]) -> None:
         self.plan = plan
-        self.progress = Progress()
+        self.progress = DemoProgress()
         self.run_dir = directory / "run"
         self.load_dir = directory / "load"
         self.output = directory / "parquet"

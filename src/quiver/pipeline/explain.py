@@ -265,7 +265,7 @@ def _exporter(buffer: Buffer, route: Route) -> dict[str, Any]:
 def _letters(route: Route) -> str | None:
     if route.config.policy().on_exhausted != "dead_letter":
         return None
-    letters = route.config.letters()
+    letters = route.config.dead_letter_policy()
     full = "the oldest are dropped" if letters.size_cap_policy == "drop_oldest" else "bundles stay in the buffer"
     age = "" if letters.max_age_s is None else f"for {duration_words(letters.max_age_s)}, "
     by = "when the exporter has recovered" if letters.replay == "auto" else "manually"

@@ -159,7 +159,7 @@ class _Export:
 
     def _replay_dead_letters(self) -> None:
         config = self._plan.route.config
-        is_wanted = config.policy().on_exhausted == "dead_letter" and config.letters().replay == "auto"
+        is_wanted = config.policy().on_exhausted == "dead_letter" and config.dead_letter_policy().replay == "auto"
         if is_wanted and self._replay is None:
             observer = self._observer or InMemoryObserver()
             try:

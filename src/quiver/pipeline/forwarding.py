@@ -72,7 +72,7 @@ class _Exporter:
         share: DiskShare | None,
     ) -> None:
         self.description = f"{name} → {config.destination}"
-        policy, dead_letter_policy = config.policy(), config.letters()
+        policy, dead_letter_policy = config.policy(), config.dead_letter_policy()
         letters = None
         if policy.on_exhausted == "dead_letter":
             settings = dead_letter_policy.settings(stores)

@@ -85,7 +85,7 @@ class QueryPlan:
         """Return the dead letters of the query in the store at *root*."""
         from quiver.delivery.dead_letters import DeadLetters  # noqa: PLC0415 - brings the engine
 
-        settings = self.route.config.letters().settings(len(self.stores))
+        settings = self.route.config.dead_letter_policy().settings(len(self.stores))
         return DeadLetters(root, subscriber, settings=settings, observer=observer, share=self.dead_letter_share)
 
 

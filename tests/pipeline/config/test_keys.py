@@ -283,7 +283,7 @@ def settings_of(value):
         "stores": [(part.persistence.path, part.persistence.settings) for part in parts],
         "senders": [(name, config.settings(), config.sizes(), config.otap() if hasattr(config, "otap") else None)
                     for name, config in pipeline.forwarders],
-        "policies": [(name, config.policy(), config.letters()) for name, config in pipeline.exporters],
+        "policies": [(name, config.policy(), config.dead_letter_policy()) for name, config in pipeline.exporters],
         "queries": [(plan.name, plan.checkpoint, getattr(plan.route.config, "trigger", None), destination(plan))
                     for plan in plan_queries(pipeline, Path("run"))],
         "processors": [chain_of(route) for route in pipeline.routes.values()],

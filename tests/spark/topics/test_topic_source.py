@@ -19,7 +19,7 @@ from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.message import decode_message
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.progress import TopicProgress
-from quiver.topics.reading.view import LostRange, Piece, TopicView
+from quiver.topics.reading.view import LostRange, MessageRun, TopicView
 
 pytestmark = pytest.mark.spark
 
@@ -178,7 +178,7 @@ def view_of(store, topic=ORDERS):
 def read_offsets(view, start, stop, mark=None):
     found = []
     for one in view.read(start, stop, mark):
-        assert isinstance(one, Piece), one
+        assert isinstance(one, MessageRun), one
         found += [decode_message(body).offset for body in one.bodies]
         assert found[-len(one.bodies)] == one.first
     return found
@@ -395,7 +395,7 @@ def test_damage_is_reported_with_its_offsets(topics):
     [lost] = [one for one in found if isinstance(one, LostRange)]
     assert (lost.first, lost.after) == (10, 11)
     assert isinstance(lost.error(), DataLossError)
-    assert sum(len(one.bodies) for one in found if isinstance(one, Piece)) == 59
+    assert sum(len(one.bodies) for one in found if isinstance(one, MessageRun)) == 59
 
 
 def test_a_topic_with_another_file_name_is_reported(tmp_path):

@@ -25,7 +25,7 @@ from quiver.aof.reading.source import Source
 from quiver.errors import CorruptionError, DataLossError, QuiverError, UnknownRecordError
 from quiver.instant import IngestedAt
 
-__all__ = ["AOF_SCHEMA", "METADATA_SCHEMA", "LogView", "Piece", "read_piece"]
+__all__ = ["AOF_SCHEMA", "METADATA_SCHEMA", "LogView", "RecordSpan", "read_piece"]
 
 AOF_SCHEMA = pa.schema([
     pa.field("record_id", pa.int64(), nullable=False),
@@ -44,7 +44,7 @@ _log = logging.getLogger("quiver")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RecordSpan:
     """Records of one segment, from offset *start* to *stop*. `here`: the segment has a local, unpacked file."""
 
     segment_id: int
@@ -136,7 +136,7 @@ class LogView:
             return AofPosition(bound)
         return AofPosition(0) if bound == "earliest" else self.end()
 
-    def pieces(self, start: AofPosition, stop: AofPosition) -> list[Piece]:
+    def pieces(self, start: AofPosition, stop: AofPosition) -> list[RecordSpan]:
         """
         Return the records from *start* to before *stop*, one piece for each segment.
 
@@ -153,7 +153,7 @@ class LogView:
             begin = max(first_offset, HEADER_BYTES) if one.segment_id == first else HEADER_BYTES
             until = min(last_offset, one.end) if one.segment_id == last else one.end
             if begin < until:
-                found.append(Piece(one.segment_id, begin, until, one.here))
+                found.append(RecordSpan(one.segment_id, begin, until, one.here))
         return found
 
     def _check_complete(self, extents: list[_Extent], start: AofPosition, stop: AofPosition) -> None:
@@ -197,7 +197,7 @@ class LogView:
                 return AofPosition(join_record_id(piece.segment_id, at), extent.base_offset + at)
         return stop
 
-    def _walk(self, piece: Piece, rows_max: int | None, bytes_max: int, *, at_least: int) -> tuple[int, int]:
+    def _walk(self, piece: RecordSpan, rows_max: int | None, bytes_max: int, *, at_least: int) -> tuple[int, int]:
         """
         Return the end of the records of *piece* that fit, and their number. The end is the start of a record.
 
@@ -218,20 +218,20 @@ class LogView:
             at, count = end, count + 1
         return piece.stop, count
 
-    def _source(self, piece: Piece) -> Source | None:
+    def _source(self, piece: RecordSpan) -> Source | None:
         try:
             source = self._files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
         except CorruptionError:
             return None
         return source if source is not None and source.limit >= piece.stop else None
 
-    def tasks(self, pieces: list[Piece], *, parallelism: int, partitions_min: int) -> list[tuple[Piece, ...]]:
+    def tasks(self, pieces: list[RecordSpan], *, parallelism: int, partitions_min: int) -> list[tuple[RecordSpan, ...]]:
         """Distribute *pieces* in order to tasks of about equal size. Pieces in local files are split if that helps."""
         total = sum(piece.size_bytes for piece in pieces)
         wanted = max(1, partitions_min, min(parallelism, -(-total // _PIECE_BYTES)))
         share = max(1, -(-total // wanted))
         cut = [part for piece in pieces for part in self._cut(piece, share)]
-        packed: list[list[Piece]] = []
+        packed: list[list[RecordSpan]] = []
         filled = 0
         for piece in cut:
             if not packed or filled + piece.size_bytes // 2 >= share * len(packed):
@@ -240,19 +240,19 @@ class LogView:
             filled += piece.size_bytes
         return [tuple(one) for one in packed]
 
-    def _cut(self, piece: Piece, share: int) -> list[Piece]:
+    def _cut(self, piece: RecordSpan, share: int) -> list[RecordSpan]:
         found = []
         while piece.here and piece.size_bytes > share + share // 2:
             at, _ = self._walk(piece, None, share, at_least=1)
             if at >= piece.stop:
                 break
-            found.append(Piece(piece.segment_id, piece.start, at))
-            piece = Piece(piece.segment_id, at, piece.stop)
+            found.append(RecordSpan(piece.segment_id, piece.start, at))
+            piece = RecordSpan(piece.segment_id, at, piece.stop)
         return [*found, piece]
 
 
 def read_piece(
-    files: LogFiles, piece: Piece, columns: tuple[str, ...], *, include_metadata: bool, fail_on_data_loss: bool
+    files: LogFiles, piece: RecordSpan, columns: tuple[str, ...], *, include_metadata: bool, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
     """
     Yield the verified records of *piece*, in a task.

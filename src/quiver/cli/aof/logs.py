@@ -63,14 +63,14 @@ def checked_logs(
         AccessDeniedError, ObjectsUnavailableError: the objects cannot be read.
     """
     from quiver.aof.reading.check import check_log_directory  # noqa: PLC0415
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     logs = logs_of(root, log)
     tier = None if objects is None else open_objects(objects, writable=False)
     try:
-        with Progress("reading") as progress:
+        with ProgressDisplay("reading") as progress:
             fs = progress.fs(REAL_FILES)
             return [
                 check_log_directory(fs, name, directory, read_records=read_records, objects=tier)

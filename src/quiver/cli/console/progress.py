@@ -9,7 +9,7 @@ from typing import Any, Self, TextIO, cast
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.primitives.disk.file_system import File, FileSystem, Mapping
 
-__all__ = ["QUIET_S", "Progress"]
+__all__ = ["QUIET_S", "ProgressDisplay"]
 
 QUIET_S = 2.0
 """Shorter operations show no progress."""
@@ -18,7 +18,7 @@ _EVERY_S = 0.25
 _WIDTH = 100
 
 
-class Progress:
+class ProgressDisplay:
     """
     One line that is overwritten and cleared at the end. Without a terminal, nothing is printed.
 
@@ -67,7 +67,7 @@ class Progress:
 class _TrackedFileSystem:
     """A file system that shows the opened file as progress."""
 
-    def __init__(self, fs: FileSystem, progress: Progress) -> None:
+    def __init__(self, fs: FileSystem, progress: ProgressDisplay) -> None:
         self._fs = fs
         self._progress = progress
 

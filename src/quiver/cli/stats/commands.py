@@ -57,14 +57,14 @@ def watch(directory: Path, clock: Clock, *, every_s: float, looks: int | None, a
 
 
 def _look(directory: Path, clock: Clock, *, as_json: bool, in_a_line: bool) -> bool:
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
     from quiver.cli.describers import describer_of, refusal, store_stats  # noqa: PLC0415
 
     describer = describer_of(directory)
     if describer is not None and describer.stats is None:
         raise refusal(directory, describer)
     read = store_stats if describer is None or describer.stats is None else describer.stats
-    with Progress("reading", clock=clock) as progress:
+    with ProgressDisplay("reading", clock=clock) as progress:
         found = read(directory, now_ns=clock.now_ns(), on_progress=progress)
     if as_json:
         print_json(found.as_dict(), in_a_line=in_a_line)

@@ -326,13 +326,13 @@ def _check(root: Path, topic: str) -> CheckedTopic:
 
 
 def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bool = False) -> dict[str, CheckedTopic]:
-    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.cold.catalog import ObjectCatalog  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
     found = {}
-    with metadata_of(root, tier.metadata) as store, Progress("reading") as progress:
+    with metadata_of(root, tier.metadata) as store, ProgressDisplay("reading") as progress:
         for topic in map(check_topic, topics):
             directory = root / topic
             if not directory.is_dir():

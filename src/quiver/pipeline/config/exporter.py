@@ -85,7 +85,7 @@ class ExporterConfig(Config):
             if field in flat and field in nested:
                 raise ValueError(f"{key} and retry.{_IN_RETRY[key]} set the same value; keep one")
         policy = self.policy()
-        self.letters()
+        self.dead_letter_policy()
         given = [key for key, value in self.dead_letters if value is not None]
         if given and policy.on_exhausted != "dead_letter":
             how = policy.on_exhausted
@@ -107,7 +107,7 @@ class ExporterConfig(Config):
             raise SettingsError(f"{first} must be above 0 and not above {last}")
         return RetryPolicy(**values)
 
-    def letters(self) -> DeadLetterPolicy:
+    def dead_letter_policy(self) -> DeadLetterPolicy:
         """
         Return the limits of the dead letters, and whether they are replayed automatically.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Frame
-from quiver.qwp.wire.pieces import Piece, as_group, split_message
+from quiver.qwp.wire.pieces import MessagePiece, as_group, split_message
 
 __all__ = ["FittedFrame", "FrameFitter", "TooLarge"]
 
@@ -82,11 +82,13 @@ class FrameFitter:
             del self._cuts[known]
 
 
-def _pieces(frame: Buffer, bytes_max: int) -> tuple[list[Piece], str | None]:
+def _pieces(frame: Buffer, bytes_max: int) -> tuple[list[MessagePiece], str | None]:
     """Return the pieces of *frame*; if it cannot be decoded, the complete frame and the reason."""
     answer = split_message(memoryview(frame), bytes_max)
     if isinstance(answer, Frame):
         return answer.value, None
     reason = getattr(answer, "reason", "the message ends early")
     size = memoryview(frame).nbytes
-    return [Piece(bytes(frame), 0)], f"{size} bytes; the server takes {bytes_max}, and splitting failed: {reason}"
+    return [
+        MessagePiece(bytes(frame), 0)
+    ], f"{size} bytes; the server takes {bytes_max}, and splitting failed: {reason}"

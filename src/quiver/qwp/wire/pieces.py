@@ -23,21 +23,21 @@ from quiver.qwp.wire.decoder import Message, decode_message
 from quiver.qwp.wire.message import Flags, TableData, encode_message
 from quiver.qwp.wire.varint import encode_varint
 
-__all__ = ["Piece", "as_group", "committing", "split_message"]
+__all__ = ["MessagePiece", "as_group", "committing", "split_message"]
 
 _FLAGS_OFFSET = 5
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MessagePiece:
     """A part of a message, itself a message. A piece above the size limit is a single row."""
 
     message: bytes
     rows: int
 
 
-def split_message(view: memoryview, bytes_max: int) -> Answer[list[Piece]]:
+def split_message(view: memoryview, bytes_max: int) -> Answer[list[MessagePiece]]:
     """Split the message *view*, which is self-sufficient, into messages of at most *bytes_max* bytes."""
     answer = decode_message(view)
     if not isinstance(answer, Frame):
@@ -45,7 +45,7 @@ def split_message(view: memoryview, bytes_max: int) -> Answer[list[Piece]]:
     message = answer.value
     ranges = [(table, 0, table.rows) for table in message.tables if table.rows and table.columns]
     # A message without rows is still sent, without its symbols: it commits the previous ones.
-    pieces = list(_split(message, ranges, bytes_max)) or [Piece(bytes(encode_message([])), 0)]
+    pieces = list(_split(message, ranges, bytes_max)) or [MessagePiece(bytes(encode_message([])), 0)]
     return Frame(pieces, answer.end)
 
 
@@ -71,13 +71,13 @@ def committing(message: Buffer) -> bytes:
 _Range = tuple[Table, int, int]
 
 
-def _split(message: Message, ranges: list[_Range], bytes_max: int) -> Iterator[Piece]:
+def _split(message: Message, ranges: list[_Range], bytes_max: int) -> Iterator[MessagePiece]:
     rows = sum(stop - start for _, start, stop in ranges)
     if not rows:
         return
     encoded = encode_message([_table(*one) for one in ranges], dialect=message.dialect)
     if len(encoded) <= bytes_max or rows == 1:
-        yield Piece(bytes(encoded), rows)
+        yield MessagePiece(bytes(encoded), rows)
     elif len(ranges) > 1:
         half = len(ranges) // 2
         yield from _split(message, ranges[:half], bytes_max)

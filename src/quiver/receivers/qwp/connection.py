@@ -31,7 +31,7 @@ from quiver.qwp.wire.responses import (
     encode_ok,
     encode_refusal,
 )
-from quiver.receivers.qwp.intake import Progress, QwpClient, QwpIntake
+from quiver.receivers.qwp.intake import IntakeProgress, QwpClient, QwpIntake
 from quiver.receivers.qwp.replay import sender_key
 from quiver.receivers.qwp.settings import QwpSettings
 
@@ -344,7 +344,7 @@ class QwpConnection(asyncio.Protocol):
         while self._waiting:
             self._forget(self._waiting.popleft())
 
-    def _send_confirmation(self, progress: Progress) -> None:
+    def _send_confirmation(self, progress: IntakeProgress) -> None:
         client = self._client
         if self._broken or self._websocket.state is not OPEN or client is None:
             return

@@ -34,7 +34,7 @@ from quiver.receivers.qwp.ledger import LEDGER_NAME, Stored
 from quiver.receivers.qwp.replay import ReplayIndex, SupersededError, UnprovenError, is_stamped, table_digest
 from quiver.receivers.qwp.settings import QwpSettings
 
-__all__ = ["Progress", "QwpClient", "QwpIntake", "QwpStore"]
+__all__ = ["IntakeProgress", "QwpClient", "QwpIntake", "QwpStore"]
 
 _UNAVAILABLE_RETRY_S = 5.0
 _SYMBOL_OVERHEAD_BYTES = 64
@@ -67,7 +67,7 @@ class QwpStore(IntakeStore, Protocol):
 
 
 @dataclass(slots=True)
-class Progress:
+class IntakeProgress:
     """
     The progress of a connection's messages.
 
@@ -262,7 +262,7 @@ class QwpClient:
 
     @property
     def number(self) -> int | None:
-        """The identity of the connection in `Progress.asked`; None without a dedupe window."""
+        """The identity of the connection in `IntakeProgress.asked`; None without a dedupe window."""
         return None if self._life is None else self._life.number
 
     def close(self, *, in_order: bool = False) -> None:
@@ -335,14 +335,14 @@ class QwpClient:
 
     # ── storing ──────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, messages: Sequence[bytes]) -> Progress:
+    def take(self, messages: Sequence[bytes]) -> IntakeProgress:
         """
         Store *messages*, the next ones of the connection, in order, as far as possible. Never raises for their content
         or for the state of the store.
         """
         with self._guard:
             if self._is_closed:
-                return Progress(outcome="unavailable", message=_ENDED)
+                return IntakeProgress(outcome="unavailable", message=_ENDED)
             self._is_taking = True
         try:
             return self._take_all(messages)
@@ -356,8 +356,8 @@ class QwpClient:
         if is_closed:
             self._end(in_order=False)
 
-    def _take_all(self, messages: Sequence[bytes]) -> Progress:
-        progress = Progress()
+    def _take_all(self, messages: Sequence[bytes]) -> IntakeProgress:
+        progress = IntakeProgress()
         for data in messages:
             if self._is_closed:
                 progress.outcome, progress.message = "unavailable", _ENDED
@@ -378,7 +378,7 @@ class QwpClient:
         progress.done, progress.confirmed = self._done, self._confirmed
         return progress
 
-    def _take(self, data: bytes, progress: Progress) -> None:
+    def _take(self, data: bytes, progress: IntakeProgress) -> None:
         observer = self._intake.observer
         opened = self._waiting or self._open(data, progress)
         if opened is None:
@@ -410,14 +410,14 @@ class QwpClient:
         outcome = "stored" if progress.outcome == "going" else progress.outcome
         observer.count("quiver.receiver.messages_total", protocol="qwp", outcome=outcome)
 
-    def _fail(self, progress: Progress, error: BaseException) -> None:
+    def _fail(self, progress: IntakeProgress, error: BaseException) -> None:
         # The store failed or is closed: the message may not be stored, so the client must keep it.
         self._intake.failed()
         progress.outcome, progress.message = "unavailable", str(error)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, data: bytes, progress: Progress) -> _Opened | None:
+    def _open(self, data: bytes, progress: IntakeProgress) -> _Opened | None:
         view = memoryview(data)
         with self._intake.opening:
             known = len(self._dictionary.entries)
@@ -442,7 +442,7 @@ class QwpClient:
             batches = [(one.name, one.to_arrow()) for one in _with_rows(message)]
             return _Opened(message.flags, len(data), batches)
 
-    def _has_room(self, message: Message, known: int, progress: Progress) -> bool:
+    def _has_room(self, message: Message, known: int, progress: IntakeProgress) -> bool:
         size = sum(_arrow_bytes(table) for table in message.tables)
         size_max = self._intake.settings.tables_bytes_max
         if size > size_max:
@@ -459,7 +459,7 @@ class QwpClient:
 
     # ── its tables ───────────────────────────────────────────────────────────────────────────────────
 
-    def _keep(self, opened: _Opened, progress: Progress) -> None:
+    def _keep(self, opened: _Opened, progress: IntakeProgress) -> None:
         intake = self._intake
         for name, batch in opened.batches[opened.stored :]:
             if self._is_closed:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from quiver.aof.reading.files import LogFiles
 from quiver.aof.reading.position import AofPosition, position_from_json
-from quiver.aof.reading.view import AOF_SCHEMA, METADATA_SCHEMA, LogView, Piece, read_piece
+from quiver.aof.reading.view import AOF_SCHEMA, METADATA_SCHEMA, LogView, RecordSpan, read_piece
 from quiver.errors import UsageError
 from quiver.spark.aof.options import STREAM_OPTIONS, AofOptions, parse_aof_options
 from quiver.spark.aof.sink import AofSink
@@ -43,12 +43,12 @@ class AofLog(ReadableLog):
         fields = [AOF_SCHEMA.field(name) for name in self._options.columns]
         return pa.schema([*fields, *(METADATA_SCHEMA if self._options.include_metadata else ())])
 
-    def plan_all(self) -> list[tuple[Piece, ...]]:
+    def plan_all(self) -> list[tuple[RecordSpan, ...]]:
         """Return what each task reads: the records that are durable now, between the bounds of the options."""
         options = self._options
         return self._plan(self._view.resolve(options.starting), self._view.resolve(options.ending))
 
-    def read(self, spans: tuple[Piece, ...], target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def read(self, spans: tuple[RecordSpan, ...], target: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the records of *spans*, in a task."""
         options = self._options
         for piece in spans:
@@ -101,11 +101,11 @@ class AofLog(ReadableLog):
         """Fix the end of this run at what the log contains now."""
         self._available = self._view.end()
 
-    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Piece, ...]]:
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[RecordSpan, ...]]:
         """Return what each task reads of the records from *start* to before *end*."""
         return self._plan(self._position(start), self._position(end))
 
-    def _plan(self, start: AofPosition, stop: AofPosition) -> list[tuple[Piece, ...]]:
+    def _plan(self, start: AofPosition, stop: AofPosition) -> list[tuple[RecordSpan, ...]]:
         pieces = self._view.pieces(start, stop)
         return self._view.tasks(pieces, parallelism=parallelism(), partitions_min=self._options.partitions_min)
 

@@ -13,7 +13,7 @@ from quiver.primitives.scan import Damage
 from quiver.topics.format.message import Message, MessageCodec
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.ranges import Stretch
-from quiver.topics.reading.view import LostRange, Piece, TopicView
+from quiver.topics.reading.view import LostRange, MessageRun, TopicView
 
 __all__ = ["PRODUCER_SCHEMA", "TOPIC_SCHEMA", "TopicRows"]
 
@@ -84,7 +84,7 @@ class TopicRows:
         decode = MessageCodec(one.topic).decode
         view = TopicView(self.place, one.topic)
         for found in view.read(one.start, one.stop, one.mark):
-            if not isinstance(found, Piece):
+            if not isinstance(found, MessageRun):
                 self._lost(found)
                 continue
             for at, body in enumerate(found.bodies, found.first):

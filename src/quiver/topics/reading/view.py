@@ -32,7 +32,7 @@ from quiver.topics.reading.ranges import Stretch
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good
 from quiver.topics.wal.local_files import LocalFile, load_checkpoint, local_files
 
-__all__ = ["LostRange", "Piece", "TopicView", "open_cold"]
+__all__ = ["LostRange", "MessageRun", "TopicView", "open_cold"]
 
 _EACH_ONCE = "a reader returns each message once, and reports those that it skips"
 _LISTINGS_MAX = 8
@@ -44,7 +44,7 @@ _marks: OrderedDict[tuple[str, int], list[_Mark]] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MessageRun:
     """Consecutive messages, not decoded: the first one's offset, and each one's bytes."""
 
     first: int
@@ -306,14 +306,14 @@ class TopicView:
     def _times(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         decode = MessageCodec(self.topic).decode
         for found in self.read(start, stop):
-            for offset, body in enumerate(found.bodies, found.first) if isinstance(found, Piece) else ():
+            for offset, body in enumerate(found.bodies, found.first) if isinstance(found, MessageRun) else ():
                 message = decode(body)
                 if not isinstance(message, Damage):
                     yield offset, message.publish_time_ns // NS_PER_MS
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def read(self, start: int, stop: int, mark: tuple[int, int, int] | None = None) -> Iterator[Piece | LostRange]:
+    def read(self, start: int, stop: int, mark: tuple[int, int, int] | None = None) -> Iterator[MessageRun | LostRange]:
         """
         Yield the messages from *start* on and below *stop*, in order; each offset is in exactly one result.
 
@@ -355,7 +355,7 @@ class TopicView:
 
     def _read_file(
         self, file: LocalFile, wanted: int, stop: int, after: int | None, mark: tuple[int, int, int] | None
-    ) -> Iterator[Piece | LostRange]:
+    ) -> Iterator[MessageRun | LostRange]:
         end = stop if after is None else min(stop, after)
         expected, position = self._begin(file, wanted, mark)
         key = (file.path, self._inode(file.path))
@@ -373,7 +373,7 @@ class TopicView:
                 if frames:
                     data = step.data
                     bodies = [data[start + FRAME_HEADER_BYTES : last] for _, start, last in frames]
-                    yield Piece(step.first_offset + skip, bodies)
+                    yield MessageRun(step.first_offset + skip, bodies)
                     wanted = step.first_offset + skip + len(bodies)
         if wanted < end and after is not None:
             yield from self._read_cold(wanted, end, "the file ends too early", file.path)
@@ -385,7 +385,7 @@ class TopicView:
         at = bisect.bisect_right(known, wanted, key=lambda one: one[0]) - 1
         return known[at] if at >= 0 else (file.first_offset or 0, 0)
 
-    def _read_cold(self, wanted: int, stop: int, reason: str, where: str = "") -> Iterator[Piece | LostRange]:
+    def _read_cold(self, wanted: int, stop: int, reason: str, where: str = "") -> Iterator[MessageRun | LostRange]:
         """Yield the messages in objects that no file has, and the lost ranges."""
         place = where or self.directory or self._place.metadata_shown
         if self._cold is None:
@@ -396,7 +396,7 @@ class TopicView:
         while wanted < stop:
             found = self._cold.take(wanted, stop)
             if isinstance(found, ColdPiece):
-                yield Piece(wanted, list(found.bodies))
+                yield MessageRun(wanted, list(found.bodies))
                 wanted += len(found.bodies)
             elif isinstance(found, ColdLost):
                 yield LostRange(wanted, min(found.next_offset, stop), found.name, found.reason)
