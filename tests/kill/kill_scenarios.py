@@ -195,7 +195,6 @@ def _restore_again_and_again(copy: Path, back: Path) -> None:
     while True:
         shutil.rmtree(aside, ignore_errors=True)
         if back.exists():
-            back.rename(
-                aside
-            )  # at once: a death amid the removal would leave half a store, which is not promised to work
+            # At once: a kill during the removal would leave half a store, which need not work.
+            back.rename(aside)
         restore(REAL_FILES, str(copy), str(back), identity=None)
