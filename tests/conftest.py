@@ -18,6 +18,8 @@ from etcd_server import (
     etcd_server,  # noqa: F401 - a fixture
     secure_etcd,  # noqa: F401 - a fixture
 )
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
 from s3_server import (
     s3_server,  # noqa: F401 - a fixture
     versity_server,  # noqa: F401 - a fixture
@@ -68,6 +70,16 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def fs() -> CrashFileSystem:
+    return CrashFileSystem()
 
 
 _SHARED = ("s3_server", "versity_server", "etcd_server")

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from certificates import Authority
-from s3_server import free_ports, stop, wait_for
+from ports import free_ports
+from s3_server import stop, wait_for
 
 BUILT_ETCD = Path(__file__).parents[1] / "build" / "bin" / "etcd"
 

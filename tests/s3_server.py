@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from ports import free_ports
 
 BUCKET = "quiver-test"
 START_S = 60.0
@@ -44,17 +44,6 @@ class S3Server:
     def url(self) -> str:
         """A folder of the bucket that nobody else uses."""
         return f"s3://{self.bucket}/{secrets.token_hex(6)}"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below those that outgoing connections get: none is taken meanwhile."""
-    found: set[int] = set()
-    while len(found) < count:
-        port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            found.add(port)
-    return list(found)
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -28,7 +28,7 @@ import os.path
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -342,6 +342,24 @@ def test_name_rules(files: Mapping[str, str]) -> Iterator[Finding]:
                 yield Finding(path, 1, f"{first} has the same name: pytest can collect only one of them")
 
 
+def test_copy_rules(files: Mapping[str, str]) -> Iterator[Finding]:
+    """A helper with the same body is defined in at most two test modules: a third one imports it."""
+    seen: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(files):
+        if not (path.startswith("tests/") and path.endswith(".py")):
+            continue
+        for node in ast.parse(files[path]).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_"):
+                has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
+                code = "\n".join(map(ast.dump, [*node.decorator_list, *node.body[has_docstring:]]))
+                places = seen[code]
+                if path not in places:
+                    places.append(path)
+                if len(places) > 2:
+                    first, second, *_ = places
+                    yield Finding(path, node.lineno, f"{node.name} is also defined in {first} and {second}: share it")
+
+
 def worker_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
     """Nothing under `spark/` reaches the engine, however many imports away: a worker needs only a path."""
     by_name = {module.name: module for module in modules.values()}
@@ -493,6 +511,7 @@ def check_tree(files: Mapping[str, str]) -> list[Finding]:
     findings.extend(folder_rules(files))
     findings.extend(word_rules(files))
     findings.extend(test_name_rules(files))
+    findings.extend(test_copy_rules(files))
     findings.extend(worker_rules(modules))
     findings.extend(reader_rules(modules))
     findings.extend(circle_rules(modules))

@@ -1,9 +1,19 @@
-"""Realistic rows of the manifest log."""
+"""Realistic rows of the manifest log, and a disk for the object tier."""
 
 from __future__ import annotations
 
 from quiver.aof.format.segment_file import SegmentFooter, SegmentHeader
 from quiver.aof.format.tier_entry import TierEntry
+from quiver.testing.crashfs import CrashFileSystem
+
+COLD = "/cold"
+
+
+def cold_disk() -> CrashFileSystem:
+    """Return a disk with the directory of the object tier."""
+    fs = CrashFileSystem()
+    fs.make_dirs(COLD)
+    return fs
 
 
 def entry_of(number: int, **changes) -> TierEntry:

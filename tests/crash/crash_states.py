@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from quiver import Bundle, CapacityError, Settings, Store
 from quiver import open as open_store
-from quiver.bundle import BundleRef
 from quiver.observe import InMemoryObserver, Observer, Value
 from quiver.primitives.scan import Frame
 from quiver.store.format.cores import EVICTED, core_directory
@@ -33,6 +32,7 @@ from quiver.store.reading.read import read
 from quiver.testing.clock import ManualClock
 from quiver.testing.crash_nodes import CrashDirectory
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import drain, sealed_numbers
 
 ROOT = "/c"
 NAMES = ("one", "two")
@@ -297,12 +297,12 @@ def examine(fs: CrashFileSystem, variant: Variant) -> Found:
         opened.seal()
         sealed, pending = [], []
         for store, seen_here in zip(variant.stores(opened), seen, strict=True):
-            here = _sealed(store)
+            here = sealed_numbers(store, number_of)
             assert here == sorted(set(here)), f"out of order, or twice in segments: {here}"
             # A reader may still see segments in the ledger; recovery continues their deletion.
             gone = seen_here[: len(seen_here) - len(here)] if ledgers else []
             assert seen_here == gone + here, f"a reader saw {seen_here}, recovery {here}"
-            got = [tuple(drained(store, name)) for name in NAMES]
+            got = [tuple(drain(store, name, number_of=number_of)) for name in NAMES]
             for name, numbers in zip(NAMES, got, strict=True):
                 assert list(numbers) == sorted(set(numbers)), f"{name} got {numbers}"
                 assert set(numbers) <= set(here)
@@ -310,11 +310,6 @@ def examine(fs: CrashFileSystem, variant: Variant) -> Found:
             pending.append(tuple(got))
         _go_on(opened, variant, clock)
     return Found(tuple(sealed), tuple(pending), ledgers)
-
-
-def _sealed(store: Store) -> list[int]:
-    refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
-    return [number_of(store.catalog.bundle(ref)) for ref in refs]
 
 
 def _go_on(opened: Any, variant: Variant, clock: ManualClock) -> None:
@@ -331,7 +326,9 @@ def _go_on(opened: Any, variant: Variant, clock: ManualClock) -> None:
         store.ingest(numbered(AFTERWARDS, clock.now_ns()))
         store.seal()
         for name in NAMES:
-            assert drained(store, name) == [AFTERWARDS], f"bundles ingested after recovery do not reach {name}"
+            assert drain(store, name, number_of=number_of) == [AFTERWARDS], (
+                f"bundles ingested after recovery do not reach {name}"
+            )
 
 
 def _ledger(fs: CrashFileSystem, directory: str) -> list[tuple[str, int, int]]:
@@ -343,15 +340,6 @@ def _ledger(fs: CrashFileSystem, directory: str) -> list[tuple[str, int, int]]:
             assert isinstance(answer, Frame), f"{name} is replaced atomically, but its content is {answer}"
             entries += [(directory, entry.seq, entry.bundle_count) for entry in answer.value]
     return entries
-
-
-def drained(store: Store, name: str) -> list[int]:
-    subscriber = store.register(name, start="earliest")
-    got: list[int] = []
-    while (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(number_of(handle.bundle))
-        handle.ack()
-    return got
 
 
 def judge(found: Found, promises: Promises, stores: list[str], *, power_cut: bool) -> None:

@@ -9,12 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
-from quiver import Bundle, CapacityError, Settings, Store
-from quiver import open as open_store
+from quiver import CapacityError, Settings, Store
 from quiver.bundle import BundleRef
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
@@ -26,6 +24,7 @@ from quiver.store.subscribers.state import SegmentRef, Segments
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from store_rig import drain, number_of, numbered, open_manual
 
 ROOT = "/limits"
 LOST = "quiver.subscriber.dropped_bundles_total"
@@ -39,27 +38,8 @@ SETTINGS = Settings(
     size_cap_policy="drop_oldest",
     delete_grace_s=0.0,
 )
-
-
-def numbered(number: int, size: int = 100) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})})
-
-
-def number_of(bundle: Bundle) -> int:
-    return int(bundle[30]["n"][0].as_py())
-
-
-def opened(
-    fs: FileSystem, settings: Settings, clock: ManualClock | None = None, observer: InMemoryObserver | None = None
-) -> Store:
-    return open_store(
-        ROOT,
-        settings,
-        fs=fs,
-        clock=clock or ManualClock(),
-        background=False,
-        observer=observer or InMemoryObserver(),
-    )
+opened = partial(open_manual, root=ROOT)
+bundle_of = partial(numbered, size=100)
 
 
 def counted(observer: InMemoryObserver, subscriber: str) -> int:
@@ -104,15 +84,6 @@ class Query:
         return got
 
 
-def drain(store: Store, name: str, most: int = 10_000) -> list[int]:
-    subscriber = store.register(name, start="earliest")
-    got: list[int] = []
-    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(number_of(handle.bundle))
-        handle.ack()
-    return got
-
-
 @dataclass
 class State:
     """A disk that a crash leaves during a drop, with the promises and counts by then."""
@@ -145,14 +116,14 @@ class Run:
     def open(self) -> Store:
         self.fs.make_dirs(ROOT)
         self.query = Query(self.fs)
-        self.store = opened(self.faults or self.fs, self.settings, self.clock, self.observer)
+        self.store = opened(self.faults or self.fs, settings=self.settings, clock=self.clock, observer=self.observer)
         for name in ("reads", "sleeps"):
             self.store.register(name, start="earliest")
         return self.store
 
     def ingest(self, count: int) -> None:
         for _ in range(count):
-            self.store.ingest(numbered(self.accepted))
+            self.store.ingest(bundle_of(self.accepted))
             self.accepted += 1
 
     def read(self, most: int) -> None:
@@ -203,7 +174,7 @@ def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, i
     lost without being counted by either process: those whose drop was durable when the first process ended.
     """
     observer = InMemoryObserver()
-    store = opened(state.fs, settings, ManualClock(now_ns=state.now_ns), observer)
+    store = opened(state.fs, settings=settings, clock=ManualClock(now_ns=state.now_ns), observer=observer)
     query = Query(state.fs) if query_lives else None
     store.maintain()
     store.seal()
@@ -219,7 +190,7 @@ def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, i
         lost = set(range(state.accepted)).difference(got[name])
         uncounted[name] = len(lost) - told
         assert sorted(set(got[name])) == got[name], f"{state.label}: {name} {got[name]}"
-    store.ingest(numbered(state.accepted))
+    store.ingest(bundle_of(state.accepted))
     store.seal()
     for name in ("reads", "sleeps"):
         assert drain(store, name) == [state.accepted], f"{state.label}: {name}"
@@ -230,7 +201,7 @@ def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, i
 
 def refused(store: Store, number: int) -> CapacityError | None:
     try:
-        store.ingest(numbered(number))
+        store.ingest(bundle_of(number))
     except CapacityError as full:
         return full
     return None

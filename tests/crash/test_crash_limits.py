@@ -95,19 +95,19 @@ def test_nothing_is_dropped_that_the_log_would_restore() -> None:
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=errno.ENOSPC, path_part="cursor.tmp", forever=True)
     settings = dataclasses.replace(rig.SETTINGS, size_cap_bytes=20_000)
-    store = rig.opened(fs, settings)
+    store = rig.opened(fs, settings=settings)
     store.register("sleeps", start="earliest")
     fs.fail_on("pwrite")
     number = 0
     while rig.refused(store, number) is None:
         number += 1
     assert number > 5
-    again = rig.opened(disk.clone_after_crash(0), settings)
+    again = rig.opened(disk.clone_after_crash(0), settings=settings)
     again.seal()
     assert rig.drain(again, "sleeps") == list(range(number))
     fs.heal()
     for later in range(number, number + 60):
-        store.ingest(rig.numbered(later))
+        store.ingest(rig.bundle_of(later))
     store.seal()
     left = rig.drain(store, "sleeps")
     assert left == list(range(left[0], number + 60))
@@ -126,7 +126,7 @@ def test_a_drop_without_its_cursor_loses_nothing(operation: str) -> None:
     part = "cursor.tmp" if operation == "pwrite" else "/wal"
     fs = FaultFileSystem(segments, error=errno.ENOSPC, path_part=part, forever=True)
     settings = dataclasses.replace(rig.SETTINGS, size_cap_bytes=None, wal_rotate_bytes=20_000, wal_bytes_max=40_000)
-    store = rig.opened(fs, settings)
+    store = rig.opened(fs, settings=settings)
     store.register("sleeps", start="earliest")
     fs.fail_on(operation)
     number = 0
@@ -140,7 +140,7 @@ def test_a_drop_without_its_cursor_loses_nothing(operation: str) -> None:
         store.maintain()
     for state in (killed, disk.clone_after_kill()):
         observer = InMemoryObserver()
-        again = rig.opened(state, settings, observer=observer)
+        again = rig.opened(state, settings=settings, observer=observer)
         again.seal()
         got = rig.drain(again, "sleeps")
         lost = rig.counted(observer, "sleeps")

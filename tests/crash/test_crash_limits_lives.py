@@ -14,7 +14,7 @@ from quiver.store.format.names import DROP_LEDGER
 from quiver.store.subscribers.progress_store import SubscriberFile
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from small_settings import small_settings
+from store_rig import small_settings
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -35,7 +35,7 @@ def some_settings(chance: random.Random) -> Settings:
         "steady_state_headroom_bytes": chance.choice([0, 3_000]),
         "format_profile": chance.choice(["spec", "otap"]),
     }
-    return small_settings(chosen)
+    return small_settings(**chosen)
 
 
 class Lives:
@@ -54,7 +54,7 @@ class Lives:
 
     def live(self, settings: Settings, steps: int, *, is_killed: bool) -> None:
         observer = InMemoryObserver()
-        store = rig.opened(self.fs, settings, self.clock, observer)
+        store = rig.opened(self.fs, settings=settings, clock=self.clock, observer=observer)
         for name in ("reads", "sleeps"):
             store.register(name, start="earliest")
         for _ in range(steps):
@@ -111,7 +111,7 @@ class Lives:
     def end(self) -> None:
         """Every subscriber reads the rest; the store deletes everything."""
         observer = InMemoryObserver()
-        store = rig.opened(self.fs, Settings(delete_grace_s=0.0), self.clock, observer)
+        store = rig.opened(self.fs, settings=Settings(delete_grace_s=0.0), clock=self.clock, observer=observer)
         store.seal()
         for name in ("reads", "sleeps"):
             self.got[name] += rig.drain(store, name)

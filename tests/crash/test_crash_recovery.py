@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from quiver.bundle import Bundle, BundleRef
+from disk_files import read_file, write_file
+from quiver.bundle import Bundle
 from quiver.errors import QuiverError, UnsupportedFormatError
 from quiver.observe import InMemoryObserver
 from quiver.settings import Settings
@@ -13,6 +14,7 @@ from quiver.store.opening import open_store
 from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import sealed_numbers
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -33,20 +35,6 @@ def numbered(number: int) -> Bundle:
 def opened(fs: CrashFileSystem, observer: InMemoryObserver | None = None, *, now_ns: int = 10**18) -> Store:
     clock = ManualClock(now_ns=now_ns)
     return open_store(ROOT, SETTINGS, fs=fs, clock=clock, observer=observer, background=False)
-
-
-def put(fs: CrashFileSystem, path: str, data: bytes) -> None:
-    if fs.exists(path):
-        fs.remove(path)  # a sealed segment is read-only
-    file = fs.create(path)
-    file.pwrite(data, 0)
-    file.sync()
-    file.close()
-    fs.sync_dir(path.rpartition("/")[0])
-
-
-def content(fs: CrashFileSystem, path: str) -> bytes:
-    return fs.read_all(path, size_max=1 << 30)
 
 
 def used(fs: CrashFileSystem) -> None:
@@ -83,15 +71,14 @@ def paths(fs: CrashFileSystem) -> list[str]:
 def held(store: Store) -> list[int]:
     """The numbers of all bundles of the store, in sealed segments."""
     store.seal()
-    refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
-    return [store.catalog.bundle(ref)[30]["n"][0].as_py() for ref in refs]
+    return sealed_numbers(store)
 
 
 def kept(fs: CrashFileSystem) -> dict[str, bytes]:
     """The files in quarantine."""
     quarantine = f"{ROOT}/quarantine"
     names = fs.list_dir(quarantine) if fs.exists(quarantine) else []
-    return {name: content(fs, f"{quarantine}/{name}") for name in names if not name.endswith(".tmp")}
+    return {name: read_file(fs, f"{quarantine}/{name}") for name in names if not name.endswith(".tmp")}
 
 
 def segment_paths(fs: CrashFileSystem) -> list[str]:
@@ -101,22 +88,22 @@ def segment_paths(fs: CrashFileSystem) -> list[str]:
 def damage_everything(fs: CrashFileSystem) -> None:
     """Cause damage of every kind, so that each step of recovery has work."""
     first, *_ = segment_paths(fs)
-    whole = content(fs, first)
-    put(fs, first, whole[: len(whole) // 2])
-    put(fs, f"{ROOT}/segments/0000000000000040.qseg", b"")
-    put(fs, f"{ROOT}/segments/0000000000000041.qseg", b"\xff" * 40)
-    put(fs, f"{ROOT}/segments/0000000000000042.qseg.tmp", whole)
-    put(fs, f"{ROOT}/segments/notes.txt", b"not ours")
-    put(fs, f"{ROOT}/segments/quiver.segment.floor", b"QUIVER")
-    put(fs, f"{ROOT}/wal/quiver.wal.cursor", b"")
-    put(fs, f"{ROOT}/wal/quiver.wal.next", b"half a header")
-    put(fs, f"{ROOT}/wal/quiver.wal.abc", b"not ours")
+    whole = read_file(fs, first)
+    write_file(fs, first, whole[: len(whole) // 2])
+    write_file(fs, f"{ROOT}/segments/0000000000000040.qseg", b"")
+    write_file(fs, f"{ROOT}/segments/0000000000000041.qseg", b"\xff" * 40)
+    write_file(fs, f"{ROOT}/segments/0000000000000042.qseg.tmp", whole)
+    write_file(fs, f"{ROOT}/segments/notes.txt", b"not ours")
+    write_file(fs, f"{ROOT}/segments/quiver.segment.floor", b"QUIVER")
+    write_file(fs, f"{ROOT}/wal/quiver.wal.cursor", b"")
+    write_file(fs, f"{ROOT}/wal/quiver.wal.next", b"half a header")
+    write_file(fs, f"{ROOT}/wal/quiver.wal.abc", b"not ours")
     *_, rotated = [path for path in paths(fs) if path.rpartition(".")[2].isdigit()]
-    log = bytearray(content(fs, rotated))
+    log = bytearray(read_file(fs, rotated))
     log[120] ^= 0x10
-    put(fs, rotated, bytes(log))
-    active = content(fs, f"{ROOT}/wal/quiver.wal").rstrip(b"\0")
-    put(fs, f"{ROOT}/wal/quiver.wal", active[:-7])
+    write_file(fs, rotated, bytes(log))
+    active = read_file(fs, f"{ROOT}/wal/quiver.wal").rstrip(b"\0")
+    write_file(fs, f"{ROOT}/wal/quiver.wal", active[:-7])
 
 
 def test_the_damage_reaches_every_step(sound: CrashFileSystem) -> None:
@@ -196,8 +183,8 @@ def test_one_invalid_file_does_not_prevent_recovery_of_the_others(sound: CrashFi
     assert len(all_there) > BUNDLES // 2
     for path in paths(sound):
         fs = sound.clone_after_kill()
-        inside = len(content(fs, path))
-        put(fs, path, damage)
+        inside = len(read_file(fs, path))
+        write_file(fs, path, damage)
         try:
             store = opened(fs)
         except QuiverError as error:
@@ -235,7 +222,7 @@ def test_a_damaged_floor_never_counts_as_zero(damage: bytes, now_ns: int) -> Non
         assert not len(store.catalog)
         reached = store.stats()["next_segment"]
         store.unregister("s")
-    put(fs, f"{ROOT}/segments/quiver.segment.floor", damage)
+    write_file(fs, f"{ROOT}/segments/quiver.segment.floor", damage)
 
     cut: list[CrashFileSystem] = []
     clone = fs.clone_after_kill()
@@ -291,6 +278,6 @@ def test_a_small_file_that_became_large_is_treated_as_damaged(sound: CrashFileSy
     """It is not read completely, and the store opens with the contents of the other files."""
     fs = sound.clone_after_kill()
     expected = held(opened(sound.clone_after_kill()))
-    put(fs, f"{ROOT}/{name}", b"x" * (3 << 20))
+    write_file(fs, f"{ROOT}/{name}", b"x" * (3 << 20))
 
     assert held(opened(fs)) == expected

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
-from quiver import Bundle, Settings, Store, read
-from quiver import open as open_store
+from disk_files import read_file, write_file
+from quiver import Bundle, Settings, read
 from quiver.bundle import BundleRef
 from quiver.errors import DirectoryInUseError, UsageError
 from quiver.store.offline.repair import repair
@@ -17,6 +18,7 @@ from quiver.store.reading.check import check_store
 from quiver.store.wal.replay import scan_file
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import open_manual
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -26,10 +28,7 @@ SETTINGS = Settings(segment_bytes_max=1_000, wal_rotate_bytes=1_000_000, wal_byt
 NO_LOG = Settings(segment_bytes_max=1_000, wal_rotate_bytes=700, wal_bytes_max=40_000, delete_grace_s=0.0)
 MANY_LOGS = Settings(segment_bytes_max=100_000, wal_rotate_bytes=700, wal_bytes_max=400_000, delete_grace_s=0.0)
 SEEDS = (0, 1, 2)
-
-
-def opened(fs: CrashFileSystem, settings: Settings = SETTINGS) -> Store:
-    return open_store(ROOT, settings, fs=fs, clock=ManualClock(), background=False)
+opened = partial(open_manual, settings=SETTINGS, root=ROOT)
 
 
 def bundle_of(number: int) -> Bundle:
@@ -53,7 +52,7 @@ def number_of(bundle: Bundle) -> int:
 def made(settings: Settings) -> CrashFileSystem:
     """Killed at work: two thirds sealed, `s` has resolved the first three bundles, `t` none."""
     fs = CrashFileSystem()
-    store = opened(fs, settings)
+    store = opened(fs, settings=settings)
     subscriber = store.register("s", start="earliest")
     store.register("t", start="earliest")
     for number in range(BUNDLES):
@@ -72,24 +71,10 @@ def segments_of(fs: CrashFileSystem) -> list[str]:
     return [f"{ROOT}/segments/{name}" for name in fs.list_dir(f"{ROOT}/segments") if name.endswith(".qseg")]
 
 
-def contents(path: str, fs: CrashFileSystem) -> bytes:
-    return fs.read_all(path, size_max=1 << 30)
-
-
-def put(fs: CrashFileSystem, path: str, data: bytes) -> None:
-    if fs.exists(path):
-        fs.remove(path)
-    file = fs.create(path)
-    file.pwrite(data, 0)
-    file.sync()
-    file.close()
-    fs.sync_dir(path.rpartition("/")[0])
-
-
 def flip(fs: CrashFileSystem, path: str, offset: int) -> bytes:
-    data = bytearray(contents(path, fs))
+    data = bytearray(read_file(fs, path))
     data[offset] ^= 0x41
-    put(fs, path, bytes(data))
+    write_file(fs, path, bytes(data))
     return bytes(data)
 
 
@@ -117,16 +102,16 @@ def damage_everything(fs: CrashFileSystem) -> list[bytes]:
         flip(fs, f"{ROOT}/quiver.sub.s", 20),
         flip(fs, f"{ROOT}/quiver.id", 3),
     ]
-    put(fs, f"{ROOT}/segments/quiver.segment.floor", b"QUIVER\0Fnonsense")
+    write_file(fs, f"{ROOT}/segments/quiver.segment.floor", b"QUIVER\0Fnonsense")
     kept.append(b"QUIVER\0Fnonsense")
-    put(fs, f"{ROOT}/quiver.drops", b"QUIVER\0Dnonsense, and more of it, and more")
-    put(fs, f"{ROOT}/segments/0000000000000077.qseg.tmp", b"x")
-    put(fs, f"{ROOT}/quiver.sub.s.tmp", b"x")
+    write_file(fs, f"{ROOT}/quiver.drops", b"QUIVER\0Dnonsense, and more of it, and more")
+    write_file(fs, f"{ROOT}/segments/0000000000000077.qseg.tmp", b"x")
+    write_file(fs, f"{ROOT}/quiver.sub.s.tmp", b"x")
     return kept
 
 
 def copies(fs: CrashFileSystem) -> list[bytes]:
-    return [contents(f"{ROOT}/quarantine/{name}", fs) for name in fs.list_dir(f"{ROOT}/quarantine")]
+    return [read_file(fs, f"{ROOT}/quarantine/{name}") for name in fs.list_dir(f"{ROOT}/quarantine")]
 
 
 def test_no_bundle_in_the_log_is_lost() -> None:
@@ -240,10 +225,10 @@ def test_a_dry_run_changes_nothing() -> None:
     damage_everything(fs)
     paths = [f"{ROOT}/{name}" for name in fs.list_dir(ROOT) if "." in name and not name.endswith(".lock")]
     paths += [f"{ROOT}/{room}/{name}" for room in ("wal", "segments") for name in fs.list_dir(f"{ROOT}/{room}")]
-    before = {path: contents(path, fs) for path in paths}
+    before = {path: read_file(fs, path) for path in paths}
     report = repair(fs, ROOT, clock=ManualClock(), dry_run=True)
 
-    assert {path: contents(path, fs) for path in paths} == before
+    assert {path: read_file(fs, path) for path in paths} == before
     assert not fs.exists(f"{ROOT}/quarantine")
     real = repair(fs, ROOT, clock=ManualClock())
     assert [mend.path for mend in report.repairs] == [mend.path for mend in real.repairs]
@@ -266,7 +251,7 @@ def test_a_crash_at_every_step_is_repaired_by_the_next_repair(settings: Settings
     fs = made(settings)
     kept = damage_everything(fs)
     flip(fs, segments_of(fs)[0], 200)
-    kept.append(contents(segments_of(fs)[0], fs))
+    kept.append(read_file(fs, segments_of(fs)[0]))
     whole = fs.clone_after_kill()
     repair(whole, ROOT, clock=ManualClock())
     expected = numbers(whole)

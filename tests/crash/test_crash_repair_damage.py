@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
-import pyarrow as pa
 import pytest
 
-from quiver import Bundle, Settings, Store, read
-from quiver import open as open_store
+from disk_files import read_file, write_file
+from quiver import Settings
 from quiver.errors import UnsupportedFormatError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.findings import Finding
@@ -21,6 +21,8 @@ from quiver.store.offline.repair_report import Repaired
 from quiver.store.reading.check import check_store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import open_manual, stamped
+from store_rig import read_numbers as read_numbers_of
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -37,24 +39,18 @@ ROTATED = replace(WITH_LOG, segment_bytes_max=100_000, wal_rotate_bytes=700)
 ALONE = replace(WITH_LOG, wal_rotate_bytes=700, wal_bytes_max=40_000)
 SETTINGS = {"log": WITH_LOG, "retired logs": ROTATED, "segments alone": ALONE}
 NOT_READ = (".lock", "quiver.reserve")
-
-
-def opened(fs: CrashFileSystem, settings: Settings) -> Store:
-    return open_store(ROOT, settings, fs=fs, clock=ManualClock(), background=False)
-
-
-def bundle_of(number: int) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number], pa.int32())})}, ingested_at_ns=5 + number)
+opened = partial(open_manual, root=ROOT)
+read_numbers = partial(read_numbers_of, root=ROOT)
 
 
 def made(settings: Settings) -> CrashFileSystem:
     """Killed at work: two thirds sealed, `s` has resolved some bundles and has a backup, and there is a drop ledger."""
     fs = CrashFileSystem()
-    store = opened(fs, settings)
+    store = opened(fs, settings=settings)
     subscriber = store.register("s", start="earliest")
     store.register("t", start="earliest")
     for number in range(BUNDLES):
-        store.ingest(bundle_of(number), durable=True)
+        store.ingest(stamped(number), durable=True)
         if number == 9:
             store.seal()
             for _ in range(2):
@@ -63,19 +59,9 @@ def made(settings: Settings) -> CrashFileSystem:
                 handle.ack()
                 store.maintain()
     left = fs.clone_after_kill()
-    put(left, f"{ROOT}/quiver.drops", encode_drop_ledger([DroppedSegment(500, 1, 9, "size", 7)]))
-    put(left, f"{ROOT}/segments/quiver.segment.floor", encode_floor(3))
+    write_file(left, f"{ROOT}/quiver.drops", encode_drop_ledger([DroppedSegment(500, 1, 9, "size", 7)]))
+    write_file(left, f"{ROOT}/segments/quiver.segment.floor", encode_floor(3))
     return left
-
-
-def put(fs: CrashFileSystem, path: str, data: bytes) -> None:
-    if fs.exists(path):
-        fs.remove(path)
-    file = fs.create(path)
-    file.pwrite(data, 0)
-    file.sync()
-    file.close()
-    fs.sync_dir(path.rpartition("/")[0])
 
 
 def paths(fs: CrashFileSystem) -> list[str]:
@@ -84,17 +70,9 @@ def paths(fs: CrashFileSystem) -> list[str]:
     return [path for path in found if not path.endswith(NOT_READ)]
 
 
-def contents(fs: CrashFileSystem, path: str) -> bytes:
-    return fs.read_all(path, size_max=1 << 30)
-
-
-def numbers(fs: CrashFileSystem) -> list[int]:
-    return [bundle[30]["n"][0].as_py() for _, bundle in read(ROOT, fs=fs).bundles()]
-
-
 def delivered(fs: CrashFileSystem, settings: Settings, name: str) -> list[int]:
     got = []
-    with opened(fs, settings) as store:
+    with opened(fs, settings=settings) as store:
         store.seal()
         subscriber = store.register(name, start="earliest")
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
@@ -127,17 +105,17 @@ def test_each_file_damaged_in_turn(kind: str, count: int) -> None:
     assert check_store(whole, ROOT).findings == []
     kinds = {path.rpartition("/")[2].rstrip("0123456789.") for path in paths(whole)}
     assert {"quiver.drops", "quiver.id", "quiver.sub.s", "quiver.sub.s.bak", "quiver.segment.floor"} <= kinds
-    assert sorted(numbers(whole)) == list(range(BUNDLES))
+    assert sorted(read_numbers(whole)) == list(range(BUNDLES))
     for path in paths(whole):
-        data = contents(whole, path)
+        data = read_file(whole, path)
         without = whole.clone_after_kill()
         without.remove(path)
-        elsewhere = set(numbers(without))
+        elsewhere = set(read_numbers(without))
         is_log = "/quiver.wal" in path and not path.endswith("cursor")
         for what, damaged in damages(data, count):
             label = f"{path} {what}"
             fs = whole.clone_after_kill()
-            put(fs, path, damaged)
+            write_file(fs, path, damaged)
             found = named(check_store(fs, ROOT).findings, path)
             # A log that ends early is normal after a crash: between entries this is not a finding.
             assert found or (is_log and "cut" in label), label
@@ -145,7 +123,7 @@ def test_each_file_damaged_in_turn(kind: str, count: int) -> None:
             report = repair(fs, ROOT, clock=ManualClock())
             assert not report.damaged, f"{label}: {report.left}"
             assert not any(finding.damaged for finding in found) or named_in(report.repairs, path), label
-            assert set(numbers(fs)) >= elsewhere, label
+            assert set(read_numbers(fs)) >= elsewhere, label
             after = fs.clone_after_crash(0)
             got = delivered(after, settings, "t")
             assert set(got) >= elsewhere, label
@@ -163,13 +141,13 @@ def test_a_store_with_damage_in_every_file_opens() -> None:
         fs = made(ALONE)
         chance = random.Random(seed)
         for path in paths(fs):
-            data = bytearray(contents(fs, path))
+            data = bytearray(read_file(fs, path))
             data[chance.randrange(len(data.rstrip(b"\0")) or len(data))] ^= 0x41
-            put(fs, path, bytes(data))
+            write_file(fs, path, bytes(data))
         report = repair(fs, ROOT, clock=ManualClock())
         assert not report.damaged, f"seed {seed}: {report.left}"
-        with opened(fs, ALONE) as store:
-            store.ingest(bundle_of(99), durable=True)
+        with opened(fs, settings=ALONE) as store:
+            store.ingest(stamped(99), durable=True)
         assert 99 in delivered(fs, ALONE, "t"), seed
 
 
@@ -178,18 +156,18 @@ def test_files_of_a_newer_version_are_not_changed(name: str) -> None:
     """Its checksum is valid, so it is not damaged: it is refused with path and offset, and no byte changes."""
     fs = made(WITH_LOG)
     path = f"{ROOT}/{name}"
-    data = bytearray(contents(fs, path))
+    data = bytearray(read_file(fs, path))
     at = 8 if name.startswith("quiver.sub") else 10
     data[at] = 9
     if at == 8:
         data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
-    put(fs, path, bytes(data))
+    write_file(fs, path, bytes(data))
     if at == 8:
         with pytest.raises(UnsupportedFormatError, match=r"quiver\.sub\.s.*unsupported version 9"):
             repair(fs, ROOT, clock=ManualClock())
-        assert contents(fs, path) == bytes(data)
+        assert read_file(fs, path) == bytes(data)
         assert not fs.exists(f"{ROOT}/quarantine")
     else:
         # A log's header has no checksum: with valid entries after it, a wrong version is damage.
         assert not repair(fs, ROOT, clock=ManualClock()).damaged
-        assert sorted(numbers(fs)) == list(range(BUNDLES))
+        assert sorted(read_numbers(fs)) == list(range(BUNDLES))

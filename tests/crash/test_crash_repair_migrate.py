@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quiver import Adapter, Bundle, CorruptionError, DirectoryInUseError, Settings, Store, UnsupportedFormatError
-from quiver import open as open_store
+from quiver import Adapter, CorruptionError, DirectoryInUseError, Settings, Store, UnsupportedFormatError
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Frame
@@ -28,6 +27,7 @@ from quiver.store.subscribers.progress_store import SubscriberFile
 from quiver.store.wal.replay import find_wal_files
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import open_manual, stamped
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -45,11 +45,7 @@ def opened(fs: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> Store:
         delete_grace_s=0.0,
         format_profile=profile,
     )
-    return open_store(ROOT, settings, fs=fs, clock=ManualClock(), background=False, adapter=adapter)
-
-
-def bundle_of(number: int) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number], pa.int32())})}, ingested_at_ns=5 + number)
+    return open_manual(fs, settings=settings, root=ROOT, adapter=adapter)
 
 
 def made(profile: Any, adapter: Adapter = OTAP) -> CrashFileSystem:
@@ -61,7 +57,7 @@ def made(profile: Any, adapter: Adapter = OTAP) -> CrashFileSystem:
     store = opened(fs, profile, adapter)
     one, two = store.register("one", start="earliest"), store.register("two", start="earliest")
     for number in range(BUNDLES - 4):
-        store.ingest(bundle_of(number), durable=True)
+        store.ingest(stamped(number), durable=True)
     store.seal()
     for subscriber, most in ((one, 7), (two, 3)):
         handles = [subscriber.next_bundle(timeout=0) for _ in range(most)]
@@ -71,7 +67,7 @@ def made(profile: Any, adapter: Adapter = OTAP) -> CrashFileSystem:
                 handle.ack()
     store.maintain()
     for number in range(BUNDLES - 4, BUNDLES):
-        store.ingest(bundle_of(number), durable=True)
+        store.ingest(stamped(number), durable=True)
     return fs.clone_after_kill()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quiver import Bundle, CorruptionError, Settings, Store, UsageError
+from quiver import CorruptionError, Settings, Store, UsageError
 from quiver import open as open_store
 from quiver.primitives.scan import Frame
 from quiver.spark.store.sink_options import SinkOptions
@@ -21,6 +21,7 @@ from quiver.store.reading.check import check_store
 from quiver.store.snapshots.snapshot import check_snapshot, restore, snapshot
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import drain, open_manual, stamped
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -33,11 +34,7 @@ IDENTITY = "00000000-0000-4000-8000-000000000000"
 
 
 def opened(fs: Any, root: str, settings: Settings = SETTINGS) -> Store:
-    return open_store(root, settings, fs=fs, clock=ManualClock(), background=False)
-
-
-def bundle_of(number: int) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number], pa.int32())})}, ingested_at_ns=5 + number)
+    return open_manual(fs, settings=settings, root=root)
 
 
 class Work:
@@ -54,7 +51,7 @@ class Work:
     def step(self) -> None:
         what = self._random.choice(("ingest", "ingest", "ingest", "flush", "fast", "fast", "slow", "maintain"))
         if what == "ingest":
-            self.store.ingest(bundle_of(self.accepted), durable=True)
+            self.store.ingest(stamped(self.accepted), durable=True)
             self.accepted += 1
         elif what == "flush":
             self.store.seal()
@@ -101,15 +98,6 @@ def worked(steps: int, settings: Settings = SETTINGS) -> tuple[CrashFileSystem, 
     return fs, work
 
 
-def delivered(store: Store, name: str) -> list[int]:
-    got = []
-    subscriber = store.register(name, start="earliest")
-    while (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(handle.bundle[30]["n"][0].as_py())
-        handle.ack()
-    return got
-
-
 def check_restored(fs: CrashFileSystem, root: str, promised: int, acked: dict[str, set[int]], label: str) -> None:
     """Check that a store has everything promised and unacknowledged, and accepts and delivers new bundles."""
     report = check_store(fs, root)
@@ -118,14 +106,14 @@ def check_restored(fs: CrashFileSystem, root: str, promised: int, acked: dict[st
         store.maintain()
         store.seal()
         for name in NAMES:
-            got = delivered(store, name)
+            got = drain(store, name)
             missing = set(range(promised)) - set(got) - acked[name]
             assert not missing, f"{label}: {name} misses {sorted(missing)}"
             assert len(got) == len(set(got)), f"{label}: {name} got {got}"
-        store.ingest(bundle_of(9_999))
+        store.ingest(stamped(9_999))
         store.seal()
         for name in NAMES:
-            assert delivered(store, name) == [9_999], f"{label}: {name} does not get what comes after"
+            assert drain(store, name) == [9_999], f"{label}: {name} does not get what comes after"
 
 
 def claims(fs: CrashFileSystem, root: str) -> None:
@@ -349,10 +337,10 @@ def test_a_crash_while_copying_two_cores_leaves_a_complete_target_or_none() -> N
     with open_store(SOURCE, SETTINGS, cores=2, fs=fs, clock=ManualClock(), background=False) as store:
         store.register("slow", start="earliest")
         for number in range(12):
-            store.ingest(bundle_of(number), durable=True)
+            store.ingest(stamped(number), durable=True)
         store.seal()
         for number in range(12, 15):
-            store.ingest(bundle_of(number), durable=True)
+            store.ingest(stamped(number), durable=True)
         live = fs.clone_after_kill()
     clones: list[tuple[str, CrashFileSystem]] = []
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
-from quiver.bundle import Bundle, BundleRef
+import store_rig
+from quiver.bundle import Bundle
 from quiver.settings import Settings
 from quiver.store.opening import open_store
 from quiver.store.reading.read import read
 from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import sealed_numbers
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -41,6 +44,9 @@ def number_of(bundle: Bundle) -> int:
     assert bundle == bundle_of(number), "a bundle came back changed"
     assert bundle.ingested_at_ns == 1_000_000 + number
     return number
+
+
+drain = partial(store_rig.drain, number_of=number_of)
 
 
 class Run:
@@ -148,7 +154,7 @@ def check(state: CrashState, label: str, fs: CrashFileSystem, promised: int) -> 
     assert all(number < state.attempted for number in survivors), f"{label}: invented {survivors}"
     with open_again(fs) as store:
         store.seal()
-        in_segments = [number_of(store.catalog.bundle(ref)) for ref in refs(store)]
+        in_segments = sealed_numbers(store, number_of)
         assert in_segments == sorted(set(in_segments)), f"{label}: segments hold {in_segments}"
         assert set(survivors) == set(in_segments), f"{label}: a reader saw {survivors}, recovery {in_segments}"
         for name in ("one", "two"):
@@ -172,19 +178,6 @@ def read_numbers(fs: CrashFileSystem) -> list[int]:
     if not fs.exists(f"{ROOT}/wal"):
         return []
     return [number_of(bundle) for _, bundle in read(ROOT, fs=fs).bundles()]
-
-
-def drain(store: Store, name: str) -> list[int]:
-    subscriber = store.register(name, start="earliest")
-    got: list[int] = []
-    while (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(number_of(handle.bundle))
-        handle.ack()
-    return got
-
-
-def refs(store: Store) -> list[BundleRef]:
-    return [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
 
 
 @pytest.mark.parametrize("choices", [1, pytest.param(len(SEEDS), marks=pytest.mark.slow)])

@@ -11,34 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import random
+from functools import partial
 
-import pyarrow as pa
 import pytest
 
-from quiver import Bundle, BundleUnavailableError, CorruptionError, QuiverError, Settings, Store, read
-from quiver import open as open_store
+from quiver import Bundle, BundleUnavailableError, CorruptionError, QuiverError, Settings, read
 from quiver.bundle import BundleRef
-from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import open_manual, stamped
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 ROOT = "/b"
 BUNDLES = 11
 SETTINGS = Settings(segment_bytes_max=1_000, wal_rotate_bytes=700, wal_bytes_max=40_000, delete_grace_s=0.0)
-
-
-def opened(fs: CrashFileSystem) -> Store:
-    return open_store(ROOT, SETTINGS, fs=fs, clock=ManualClock(), background=False)
-
-
-def bundle_of(number: int) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number], pa.int32())})}, ingested_at_ns=5 + number)
+opened = partial(open_manual, settings=SETTINGS, root=ROOT)
 
 
 def number_of(bundle: Bundle) -> int:
     number = bundle[30]["n"][0].as_py()
-    assert bundle == bundle_of(number), "a bundle came back changed"
+    assert bundle == stamped(number), "a bundle came back changed"
     return number
 
 
@@ -49,7 +41,7 @@ def directory() -> CrashFileSystem:
     store = opened(fs)
     subscriber = store.register("s", start="earliest")
     for number in range(BUNDLES):
-        store.ingest(bundle_of(number))
+        store.ingest(stamped(number))
         if number == 4:
             for _ in range(2):
                 handle = subscriber.next_bundle(timeout=0)

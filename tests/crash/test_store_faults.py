@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -21,12 +22,12 @@ from quiver import (
     Subscriber,
 )
 from quiver import open as open_store
-from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import OPERATIONS, FaultFileSystem
+from store_rig import acknowledge, number_of, open_manual, sealed_numbers
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -35,33 +36,17 @@ SETTINGS = Settings(
     segment_bytes_max=1_200, wal_rotate_bytes=900, wal_bytes_max=20_000, wal_files_max=6, delete_grace_s=0.0
 )
 SETTINGS_WIDE = Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=80_000, delete_grace_s=0.0)
-
-
-def opened(fs: FileSystem, clock: ManualClock | None = None, settings: Settings = SETTINGS) -> Store:
-    return open_store(ROOT, settings, fs=fs, clock=clock or ManualClock(), background=False)
+opened = partial(open_manual, settings=SETTINGS, root=ROOT)
 
 
 def bundle_of(number: int, size: int = 0) -> Bundle:
     return Bundle({30: pa.record_batch({"n": pa.array([number], pa.int32()), "pad": ["x" * size]})})
 
 
-def number_of(bundle: Bundle) -> int:
-    return bundle[30]["n"][0].as_py()
-
-
 def contents(store: Store) -> list[int]:
     """The contents of the segments, in order, after everything is sealed."""
     store.seal()
-    refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
-    return [number_of(store.catalog.bundle(ref)) for ref in refs]
-
-
-def taken(subscriber: Subscriber, most: int = 10_000) -> list[int]:
-    numbers: list[int] = []
-    while len(numbers) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
-        numbers.append(number_of(handle.bundle))
-        handle.ack()
-    return numbers
+    return sealed_numbers(store)
 
 
 class Run:
@@ -88,7 +73,7 @@ class Run:
                 self.durable.append(number)
 
     def work(self) -> None:
-        store = opened(self.fs, self.clock)
+        store = opened(self.fs, clock=self.clock)
         subscriber = store.register("s", start="earliest")
         self.ingest(store, 9)
         self.try_to(lambda: self.consume(subscriber, 4))
@@ -126,7 +111,7 @@ def check(run: Run, disk: CrashFileSystem, label: str) -> None:
         kept = contents(store)
         assert kept == sorted(set(kept)), f"{label}: {kept}"
         assert set(kept) <= set(range(run.attempted)), f"{label}: invented {kept}"
-        got = taken(store.register("s", start="earliest"))
+        got = acknowledge(store.register("s", start="earliest"))
         missing = set(run.durable) - set(got) - run.acked
         assert not missing, f"{label}: {sorted(missing)} are missing of {run.durable}; errors {run.errors}"
         store.maintain()
@@ -219,7 +204,7 @@ def test_a_failed_cursor_write_does_not_block_the_log() -> None:
     fs.heal()
     store.ingest(bundle_of(2_000))
     store.seal()
-    got = taken(subscriber)
+    got = acknowledge(subscriber)
     assert got == [*range(len(got) - 1), 2_000]
     store.close()
 
@@ -235,10 +220,10 @@ def test_finished_segments_free_space_for_progress_files() -> None:
         store.ingest(bundle_of(number))
     store.seal()
     first = store.catalog.segments()[0].bundle_count
-    taken(subscriber, first)
+    acknowledge(subscriber, first)
     store.maintain()
     before = len(store.catalog)
-    taken(subscriber, 1)
+    acknowledge(subscriber, 1)
     fs.fail_on("pwrite")
     report = store.maintain()
     assert report.progress_written == 1
@@ -286,12 +271,12 @@ def test_a_closed_store_does_not_write_to_its_directory() -> None:
     """A segment that it could not seal must not be written later, over one of the directory's new owner."""
     fs = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
     clock = ManualClock()
-    old = opened(fs, clock)
+    old = opened(fs, clock=clock)
     old.ingest(bundle_of(0))
     old.close()
     fs.heal()
     clock.advance(10)
-    with opened(fs, clock) as new:
+    with opened(fs, clock=clock) as new:
         new.ingest(bundle_of(1))
         new.seal()
         for call in (old.seal, old.maintain):
@@ -321,7 +306,7 @@ def test_waiting_for_room_ends_without_a_background_thread() -> None:
     """It waits for the given time, and then the error names the cap."""
     clock = ManualClock()
     settings = Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=80_000, size_cap_bytes=20_000)
-    store = opened(CrashFileSystem(), clock, settings)
+    store = opened(CrashFileSystem(), settings=settings, clock=clock)
     subscriber = store.register("s", start="earliest")
     before = clock.monotonic()
     accepted = 0
@@ -331,7 +316,7 @@ def test_waiting_for_room_ends_without_a_background_thread() -> None:
             accepted += 1
     assert 5 <= clock.monotonic() - before < 6
     store.seal()
-    assert taken(subscriber) == list(range(accepted))
+    assert acknowledge(subscriber) == list(range(accepted))
     store.ingest(bundle_of(accepted, 100))  # acknowledged bundles free space, with or without maintenance
     with pytest.raises(InvalidBundleError, match=r"retention\.size_cap"):
         store.ingest(bundle_of(0, 30_000))

@@ -19,22 +19,8 @@ from quiver.errors import BundleUnavailableError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.names import parse_segment_name
 from quiver.store.opening import open_store
-from quiver.testing.clock import ManualClock
-from quiver.testing.crashfs import CrashFileSystem
 
 ROOT = "/store"
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def disk(clock):
-    disk = CrashFileSystem(clock=clock)
-    disk.make_dirs(ROOT)
-    return disk
 
 
 @pytest.fixture

@@ -18,18 +18,6 @@ DAYS_S = 2 * 86_400
 STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def disk(clock: ManualClock) -> CrashFileSystem:
-    disk = CrashFileSystem(clock=clock)
-    disk.make_dirs(ROOT)
-    return disk
-
-
 @STEPS_S
 def test_a_clock_step_does_not_change_when_a_retry_is_due(
     disk: CrashFileSystem, clock: ManualClock, step_s: int

@@ -33,11 +33,6 @@ REPORT = ExporterReport(1_700_000_000_000_000_000, FAILURE)
 
 
 @pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
 def root(tmp_path):
     return str(tmp_path)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disk_files import with_crc32
 from quiver.bundle import BundleRef
 from quiver.errors import InvariantError
-from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.describe import STORE_FILES
 from quiver.store.format.retry_set import (
@@ -51,10 +51,6 @@ def decode(data):
     return decode_retry_set(memoryview(data))
 
 
-def sealed(body):
-    return body + struct.pack("<I", crc32(body))
-
-
 def test_a_retry_set_has_golden_bytes():
     """Independent of the order of the entries."""
     assert encode_retry_set(reversed(ENTRIES)) == GOLDEN
@@ -79,7 +75,7 @@ def test_unknown_fields_and_flags_are_skipped():
     """A later version may have more of them."""
     head = struct.pack("<8sHHH2xI4x", RETRY_MAGIC, 1, 28, 44, 1) + b"more"
     entry = RETRY_ENTRY.pack(7, 3, 2, 5, 6, 2, 0xFE) + b"more" + b"no"
-    assert decode(sealed(head + entry)) == Frame((RetryEntry(BundleRef(7, 3), 2, 5, 6, "no"),), 28 + 46 + 4)
+    assert decode(with_crc32(head + entry)) == Frame((RetryEntry(BundleRef(7, 3), 2, 5, 6, "no"),), 28 + 46 + 4)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +94,7 @@ def test_unknown_fields_and_flags_are_skipped():
 )
 def test_damage_has_an_offset(head, entries, offset, reason):
     """Every length is checked before it is used."""
-    answer = decode(sealed(RETRY_HEADER.pack(*head) + b"".join(RETRY_ENTRY.pack(*one) for one in entries)))
+    answer = decode(with_crc32(RETRY_HEADER.pack(*head) + b"".join(RETRY_ENTRY.pack(*one) for one in entries)))
     assert isinstance(answer, Damage)
     assert answer.offset == offset
     assert reason in answer.reason

@@ -10,24 +10,11 @@ from quiver.store.subscribers.progress_store import delete
 from quiver.store.subscribers.retry_set import RetrySet, RetrySetReader, before_retries, load_retry_set
 from quiver.store.subscribers.state import SegmentRef
 from quiver.testing.clock import ManualClock
-from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
 ROOT = "/store"
 A, B, C = BundleRef(1, 0), BundleRef(1, 1), BundleRef(3, 9)
 PATH = f"{ROOT}/{retry_set_name('out')}"
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def disk(clock):
-    disk = CrashFileSystem(clock=clock)
-    disk.make_dirs(ROOT)
-    return disk
 
 
 def overwrite(disk, data):

@@ -1,6 +1,5 @@
 """The OTLP/gRPC client against real servers: status codes, compression, headers, TLS, a server that restarts."""
 
-import socket
 import threading
 
 import grpc
@@ -10,6 +9,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from ports import free_port
 from quiver.errors import SettingsError
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.reply import Reply
@@ -34,12 +34,6 @@ def sender_to():
     yield make
     for sender in made:
         sender.close()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])

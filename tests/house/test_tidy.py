@@ -306,6 +306,22 @@ def test_two_test_modules_of_one_name_are_found():
     assert [(finding.path, finding.line) for finding in found] == [("tests/b/test_x.py", 1)]
 
 
+def test_a_helper_that_three_test_modules_define_is_found():
+    helper = "def {name}({names}):\n    return open_store({argument})\n"
+    same = {
+        "tests/a/test_a.py": helper.format(name="opened", names="fs", argument="fs"),
+        "tests/b/test_b.py": '"""Tests."""\n' + helper.format(name="opened", names="fs: Any", argument="fs"),
+        "tests/b/test_c.py": helper.format(name="made", names="fs", argument="fs"),
+        "tests/b/test_d.py": helper.format(name="opened", names="root", argument="root"),
+        "src/quiver/a.py": helper.format(name="opened", names="fs", argument="fs"),
+    }
+    assert [(finding.path, finding.line, finding.sentence) for finding in tidy.test_copy_rules(same)] == [
+        ("tests/b/test_c.py", 1, "made is also defined in tests/a/test_a.py and tests/b/test_b.py: share it")
+    ]
+    del same["tests/a/test_a.py"]
+    assert list(tidy.test_copy_rules(same)) == []
+
+
 def test_a_folder_with_too_many_modules_is_found():
     files = {f"src/quiver/store/m{number}.py": "" for number in range(21)}
     files |= {f"tests/store/test_{number}.py": "" for number in range(20)}

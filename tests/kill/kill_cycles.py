@@ -25,12 +25,12 @@ import pyarrow as pa
 
 from quiver import Bundle, BundleUnavailableError, CapacityError, Settings, Store
 from quiver import open as open_store
-from quiver.bundle import BundleRef
 from quiver.observe import InMemoryObserver, Value
 from quiver.primitives.scan import Frame
 from quiver.store.format.drop_ledger import decode_drop_ledger
 from quiver.store.format.names import DROP_LEDGER
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import sealed_numbers
 
 NAMES = ("one", "two")
 NUMBERS_MAX = 60_000
@@ -296,8 +296,7 @@ def warm_up(settings: Settings) -> None:
 
 
 def in_segments(store: Store) -> list[int]:
-    refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
-    return [number_of(store.catalog.bundle(ref)) for ref in refs]
+    return sealed_numbers(store, number_of)
 
 
 def pending(store: Store, name: str) -> list[int]:

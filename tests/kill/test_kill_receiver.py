@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 import quiver
+from ports import free_port
 from quiver.clock import SYSTEM_CLOCK
 from quiver.otap.stored import stored_requests
 from quiver.receivers.otlp.grpc_receiver import SERVICES
@@ -56,12 +56,6 @@ def request(number: int) -> ExportLogsServiceRequest:
         record.body.string_value = f"{number}-{index}"
         record.attributes.add(key="index").value.int_value = index
     return made
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 class Load:

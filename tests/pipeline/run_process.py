@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,14 +16,6 @@ from quiver.otap import view
 from quiver.pipeline.processes.run import read_state
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def with_processor(site, source=EXAMPLES / "custom_processor"):

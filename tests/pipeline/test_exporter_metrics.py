@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from run_process import free_ports
 
 import quiver
+from ports import free_ports
 from quiver.delivery.dead_letters import DeadLetters
 from quiver.delivery.exporter_stats import ExporterStats
 from quiver.metrics import METRICS, OpenTelemetryObserver
@@ -23,7 +23,6 @@ from quiver.store.format.exporter_report import FAILURE_TYPES
 from quiver.store.format.names import report_name, retry_set_name
 from quiver.store.opening import open_store
 from quiver.store.subscribers.retry_set import RetrySet
-from quiver.testing.clock import ManualClock
 from stub_watchdog import StubWatchdog
 
 CONFIGS = {
@@ -137,11 +136,6 @@ def test_every_exporter_has_the_same_metrics(tmp_path, behind_processor):
     assert {name_of(urn) for urn in CONFIGS} <= set(found) == {name for name, _ in pipeline.exporters}
     for name, metrics in found.items():
         assert metrics == CONTRACT, name
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,8 +20,8 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 import quiver
+from ports import free_ports
 from quiver.bundle import OTLP_SCHEMA
-from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letters import count_dead_letters
 from quiver.errors import PipelineError, UsageError
 from quiver.exporters.settings import ExporterSettings
@@ -36,6 +35,7 @@ from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
+from waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "otlp-forward.yaml"
 
@@ -45,22 +45,6 @@ def request(number):
     record = made.resource_logs.add().scope_logs.add().log_records.add()
     record.body.string_value = f"record {number}"
     return made.SerializeToString()
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def wait_until(true, log=None):
-    deadline = SYSTEM_CLOCK.monotonic() + 60
-    pause = threading.Event()
-    while not true():
-        assert SYSTEM_CLOCK.monotonic() < deadline, log.read_text() if log else ""
-        pause.wait(0.02)
 
 
 class Ingest:
@@ -84,7 +68,7 @@ class Ingest:
     def __enter__(self):
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.argv, stdin=subprocess.PIPE, stdout=log, stderr=log)
-        wait_until(self._is_ready, self.log)
+        wait_until(self._is_ready, describe=self.log.read_text)
         return self
 
     def _is_ready(self):
@@ -123,7 +107,7 @@ def test_confirmed_data_reach_the_destination(tmp_path):
         OtlpGrpcReceiver(store, settings),
         Ingest(tmp_path, far_port) as ingest,
     ):
-        wait_until(lambda: set(arrived(tmp_path / "far")) >= set(map(request, range(5))), ingest.log)
+        wait_until(lambda: set(arrived(tmp_path / "far")) >= set(map(request, range(5))), describe=ingest.log.read_text)
         ingest.post(request(5))
         ingest.process.send_signal(signal.SIGTERM)
         assert ingest.process.wait(30) == 0, ingest.log.read_text()
@@ -154,7 +138,7 @@ def many_lives(tmp_path, lives, random):
         OtlpGrpcReceiver(store, settings),
         Ingest(tmp_path, far_port) as ingest,
     ):
-        wait_until(lambda: set(arrived(tmp_path / "far")) >= set(confirmed), ingest.log)
+        wait_until(lambda: set(arrived(tmp_path / "far")) >= set(confirmed), describe=ingest.log.read_text)
     return len(confirmed)
 
 

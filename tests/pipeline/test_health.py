@@ -10,9 +10,10 @@ import grpc
 import pyarrow as pa
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from run_process import Run, free_ports
+from run_process import Run
 
 import quiver
+from ports import free_ports
 from quiver.pipeline.health import Health
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.pipeline.processes.sd_notify import notify

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 import quiver
+from ports import free_port
 from quiver.bundle import QWP_SLOT
 from quiver.cli.main import main
 from quiver.observe import InMemoryObserver
@@ -17,12 +18,6 @@ from quiver.pipeline.ingest import ingest
 from quiver.pipeline.processes.child import ChildContext
 from quiver.qwp import Sender
 from stub_watchdog import StubWatchdog
-
-
-def free_port():
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 def pipeline(path, port):

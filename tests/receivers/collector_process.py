@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
+
 COLLECTOR = Path(__file__).resolve().parents[2] / "build" / "bin" / "otelcol-rival"
 CHILD = Path(__file__).with_name("collector_child.py")
 READY_S = 60.0
@@ -42,12 +44,6 @@ service:
 class Ports:
     grpc: int
     http: int
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:

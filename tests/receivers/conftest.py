@@ -1,8 +1,14 @@
 """Fixtures shared by the tests of receivers."""
 
 import pytest
+from fake_store import FakeStore
 
 from certificates import Authority
+
+
+@pytest.fixture
+def store():
+    return FakeStore()
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from collector_process import CHILD, COLLECTOR, collector_to, free_port
+from collector_process import CHILD, COLLECTOR, collector_to
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import quiver
+from ports import free_port
 from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.otlp_grpc import OtlpGrpcSender

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from fake_store import FakeStore, log_request
+from fake_store import log_request
 from google.rpc.status_pb2 import Status
 
 from quiver.errors import SettingsError, TransientError
@@ -24,11 +24,6 @@ from quiver.receivers.settings import KeepaliveSettings, OtlpSettings
 SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=1)
 HEAD = f"POST /v1/logs HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\n".encode()
 EXPORT = f"/{SERVICES['logs']}/Export"
-
-
-@pytest.fixture
-def store():
-    return FakeStore()
 
 
 @contextlib.contextmanager

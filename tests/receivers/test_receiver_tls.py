@@ -9,7 +9,7 @@ import ssl
 
 import grpc
 import pytest
-from fake_store import FakeStore, log_request
+from fake_store import log_request
 from opentelemetry._logs import LogRecord
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter as GrpcLogs
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter as HttpLogs
@@ -33,11 +33,6 @@ def _no_other_trust(monkeypatch):
     """`requests` would trust these instead of the exporter's configuration."""
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def store():
-    return FakeStore()
 
 
 @pytest.fixture(params=list(RECEIVERS))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -14,16 +13,11 @@ from pathlib import Path
 
 import pyspark
 
+from ports import free_port
 from quiver.spark.java import find_java_home
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 SPARK_SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def environment() -> dict[str, str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from quiver import Bundle, Settings, SettingsError, Store, StoreFailedError, read
+from quiver import Settings, SettingsError, StoreFailedError, read
 from quiver import open as open_store
 from quiver.errors import CapacityError, NotDurableError, PipelineError
 from quiver.pipeline.explain import describe
@@ -23,23 +23,17 @@ from quiver.store.sealing.group_seal import INTERVAL_S
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from store_rig import ROOT, numbered, open_manual, read_numbers
 
 SETTINGS = Settings(durability="segment_only", segment_open_s_max=3600.0)
 WAIT_S = 30.0
-
-
-def numbered(number: int) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number])})})
-
-
-def opened(fs: Any, clock: ManualClock | None = None, settings: Settings = SETTINGS) -> Store:
-    return open_store("/store", settings, fs=fs, clock=clock or ManualClock(), background=False)
+opened = partial(open_manual, settings=SETTINGS)
 
 
 def numbers(fs: Any) -> list[int]:
     with opened(fs) as store:
         store.seal()
-        return [n for _, one in read("/store", fs=fs).bundles() for n in one[30]["n"].to_pylist()]
+        return read_numbers(fs)
 
 
 def test_a_durable_call_survives_a_power_loss() -> None:
@@ -67,7 +61,7 @@ def test_an_otlp_confirmation_survives_a_power_loss() -> None:
     intake = OtlpIntake(store, OtlpSettings(ack="synced"))
     request = bytes.fromhex("0a0c120a0a0012061204") + b"\x0a\x02hi"
     confirmed = [intake.accept("logs", request).confirmed for _ in range(3)]
-    with read("/store", fs=fs.clone_after_crash(0)) as reader:
+    with read(ROOT, fs=fs.clone_after_crash(0)) as reader:
         assert sum(1 for _ in reader.bundles()) == sum(confirmed) == 3
     store.close()
 
@@ -114,7 +108,7 @@ def test_callers_share_a_segment(tmp_path: Path) -> None:
 def test_seals_of_one_caller_are_spaced() -> None:
     """The first is not delayed."""
     clock = ManualClock()
-    store = opened(CrashFileSystem(), clock)
+    store = opened(CrashFileSystem(), clock=clock)
     began_s = clock.monotonic()
     store.ingest(numbered(0), durable=True)
     assert clock.monotonic() == began_s

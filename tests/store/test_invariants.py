@@ -84,11 +84,6 @@ def test_a_background_thread_that_finds_a_bug_stops_the_store(tmp_path: Path, mo
 
 
 @pytest.fixture
-def fs() -> CrashFileSystem:
-    return CrashFileSystem()
-
-
-@pytest.fixture
 def store(fs: CrashFileSystem) -> Iterator[Store]:
     """A store with one sealed segment, and one bundle in the log."""
     with open_store(ROOT, fs=fs, background=False) as opened:

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import quiver
 from quiver import StoreFailedError
+from store_rig import numbered, numbers_of
 
 SETTINGS = quiver.Settings(wal_rotate_bytes=2000, wal_bytes_max=100_000, segment_bytes_max=100_000)
 
 
-def numbered(number: int, size: int = 10) -> quiver.Bundle:
-    return quiver.Bundle({30: pa.record_batch({"n": [number], "pad": ["x" * size]})})
-
-
 def numbers(path: Path) -> list[int]:
-    return [n for _, one in quiver.read(path).bundles() for n in one[30]["n"].to_pylist()]
+    return numbers_of(quiver.read(path).bundles())
 
 
 def files_of(path: Path) -> dict[str, bytes]:

@@ -15,7 +15,6 @@ from quiver import (
     DirectoryInUseError,
     InvalidBundleError,
     Settings,
-    Store,
     StoreClosedError,
     StoreFailedError,
     UnsupportedFormatError,
@@ -24,49 +23,12 @@ from quiver import (
 )
 from quiver import open as open_store
 from quiver.bundle import BundleRef
-from quiver.observe import InMemoryObserver
-from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.limits.admission import Full
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
-from small_settings import small_settings
-
-ROOT = "/buffer"
-
-
-def settings(**changes: object) -> Settings:
-    small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 8_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
-    return small_settings(small, changes)
-
-
-def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
-    return open_store(
-        ROOT,
-        settings(**changes),
-        fs=fs,
-        clock=clock or ManualClock(),
-        background=False,
-        observer=InMemoryObserver(),
-    )
-
-
-def numbered(number: int, size: int = 50) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": pa.array(["x" * size])})})
-
-
-def numbers(store: Store, name: str, most: int = 10_000) -> list[int]:
-    subscriber = store.register(name, start="earliest")
-    got = []
-    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(handle.bundle[30]["n"][0].as_py())
-        handle.ack()
-    return got
-
-
-@pytest.fixture
-def fs() -> CrashFileSystem:
-    return CrashFileSystem()
+from store_rig import ROOT, drain, numbered, small_settings
+from store_rig import open_small as opened
 
 
 def test_what_goes_in_comes_out_in_order_once(fs: CrashFileSystem) -> None:
@@ -78,10 +40,10 @@ def test_what_goes_in_comes_out_in_order_once(fs: CrashFileSystem) -> None:
         assert [receipt.sequence for receipt in receipts] == list(range(60))
         assert sorted(receipts, key=lambda receipt: receipt.wal_position) == receipts
         store.seal()
-        assert numbers(store, "one") == list(range(60))
+        assert drain(store, "one") == list(range(60))
         store.maintain()
         assert len(store.catalog) > 3, "deleted while `two` still wanted them"
-        assert numbers(store, "two") == list(range(60))
+        assert drain(store, "two") == list(range(60))
         store.maintain()
         assert len(store.catalog) == 0
         assert store.catalog.bytes == 0
@@ -91,7 +53,7 @@ def test_slots_can_be_named(fs: CrashFileSystem) -> None:
     """Names are the adapter's; a bundle named after another adapter is refused."""
     mine = Adapter("mine", {7: "events"})
     batch = pa.record_batch({"a": [1]})
-    with open_store(ROOT, settings(), fs=fs, clock=ManualClock(), background=False, adapter=mine) as store:
+    with open_store(ROOT, small_settings(), fs=fs, clock=ManualClock(), background=False, adapter=mine) as store:
         store.ingest(Bundle({"events": batch}, adapter=mine))
         with pytest.raises(InvalidBundleError, match="mine"):
             store.ingest(Bundle({"logs": batch}))
@@ -111,7 +73,7 @@ def test_the_profile_that_the_rust_engine_reads_is_opened_too(fs: CrashFileSyste
     with opened(fs) as store:
         store.ingest(numbered(2))
     with opened(fs, format_profile="otap") as store:
-        assert numbers(store, "s") == [1, 2]
+        assert drain(store, "s") == [1, 2]
 
 
 def test_one_writer_per_directory(fs: CrashFileSystem) -> None:
@@ -141,7 +103,7 @@ def test_segments_are_sealed_by_time_without_another_ingest(fs: CrashFileSystem)
         assert store.maintain().sealed == 0
         clock.advance(0.2)
         assert store.maintain().sealed == 1
-        assert numbers(store, "s") == [1]
+        assert drain(store, "s") == [1]
 
 
 def test_segments_are_sealed_by_stream_count(fs: CrashFileSystem) -> None:
@@ -151,7 +113,7 @@ def test_segments_are_sealed_by_stream_count(fs: CrashFileSystem) -> None:
             store.ingest(Bundle({30: pa.record_batch({"n": [number], f"column {number}": [0]})}))
         assert len(store.catalog) == 2
         store.seal()
-        assert numbers(store, "s") == list(range(7))
+        assert drain(store, "s") == list(range(7))
 
 
 def test_time_based_sealing_waits_while_every_subscriber_lags(fs: CrashFileSystem) -> None:
@@ -182,16 +144,16 @@ def test_a_full_store_refuses_and_says_who_holds_it(fs: CrashFileSystem) -> None
                 store.ingest(numbered(number))
                 count = number + 1
                 if number % 10 == 0:
-                    numbers(store, "quick")
+                    drain(store, "quick")
         assert refused.value.held_by == "slow"
         assert "retention.size_cap" in str(refused.value)
         assert store.disk_bytes <= 60_000 + 8_000
-        assert numbers(store, "slow")[-1] < count
-        numbers(store, "quick")
+        assert drain(store, "slow")[-1] < count
+        drain(store, "quick")
         store.maintain()
         store.ingest(numbered(count))
         store.seal()
-        got = numbers(store, "slow")
+        got = drain(store, "slow")
         assert got[-1] == count
         assert len(got) == len(set(got))
 
@@ -203,7 +165,7 @@ def test_grace_yields_to_the_cap(fs: CrashFileSystem) -> None:
         for number in range(800):
             store.ingest(numbered(number))
             if number % 20 == 0:
-                numbers(store, "s")
+                drain(store, "s")
                 store.maintain()
         assert store.disk_bytes <= 68_000
 
@@ -227,13 +189,13 @@ def test_segment_only_keeps_nothing_in_the_log(fs: CrashFileSystem) -> None:
     assert sealed > 1
     fs = fs.clone_after_crash(0)
     with opened(fs) as store:
-        survived = numbers(store, "s")
+        survived = drain(store, "s")
         assert survived == list(range(len(survived)))
         assert 1 < len(survived) < 40
         store.ingest(numbered(99), durable=True)
     fs = fs.clone_after_crash(0)
     with opened(fs, durability="segment_only") as store:
-        assert numbers(store, "s2")[-1] == 99
+        assert drain(store, "s2")[-1] == 99
 
 
 def test_a_full_disk_refuses_ingest_and_loses_nothing() -> None:
@@ -248,7 +210,7 @@ def test_a_full_disk_refuses_ingest_and_loses_nothing() -> None:
     store.ingest(numbered(2, size=10), durable=True)
     with opened(inner.clone_after_crash(0)) as again:
         again.seal()
-        assert numbers(again, "s") == [0, 2]
+        assert drain(again, "s") == [0, 2]
 
 
 def test_failed_segment_write_is_tried_again_and_the_log_waits() -> None:
@@ -265,13 +227,13 @@ def test_failed_segment_write_is_tried_again_and_the_log_waits() -> None:
     assert accepted > 10
     with opened(inner.clone_after_crash(0)) as crashed:
         crashed.seal()
-        assert numbers(crashed, "s") == list(range(accepted))
+        assert drain(crashed, "s") == list(range(accepted))
     fs.heal()
     clock.advance(2)
     store.maintain()
     store.ingest(numbered(accepted))
     store.seal()
-    assert numbers(store, "s") == list(range(accepted + 1))
+    assert drain(store, "s") == list(range(accepted + 1))
     store.close()
 
 
@@ -289,7 +251,7 @@ def test_a_failed_sync_poisons_the_store() -> None:
     store.close()
     with opened(inner.clone_after_crash(0)) as again:
         again.seal()
-        assert numbers(again, "s")[0] == 0
+        assert drain(again, "s")[0] == 0
 
 
 def test_the_timer_syncs_the_tail_of_a_burst(tmp_path) -> None:
@@ -326,7 +288,7 @@ def test_concurrent_ingest_shares_syncs_and_loses_nothing(tmp_path) -> None:
         assert not errors
         assert store.stats()["wal_syncs"] <= 400
         store.seal()
-        got = numbers(store, "s")
+        got = drain(store, "s")
         assert len(got) == len(set(got)) == 400
         for base in range(16):
             mine = [number for number in got if number // 1000 == base]
@@ -349,7 +311,7 @@ def test_a_claimed_bundle_survives_the_deletion_of_its_segment(fs: CrashFileSyst
         store.ingest(numbered(5, size=1000))
         store.seal()
         bundle = store.catalog.bundle(BundleRef(0, 0))
-        assert numbers(store, "s") == [5]
+        assert drain(store, "s") == [5]
         store.maintain()
         assert len(store.catalog) == 0
         assert bundle[30]["pad"][0].as_py() == "x" * 1000

@@ -5,51 +5,30 @@ A wall clock that is set back or forward while a store runs, and while it does n
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
-from quiver import Bundle, Settings, Store
-from quiver import open as open_store
+from quiver import Settings, Store
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import acknowledge, numbered, open_manual
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-ROOT = "/store"
 DAYS_S = 2 * 86_400
 STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def fs(clock: ManualClock) -> CrashFileSystem:
-    return CrashFileSystem(clock=clock)
 
 
 def opened(
     fs: CrashFileSystem, clock: ManualClock, observer: InMemoryObserver | None = None, **settings: object
 ) -> Store:
     chosen = Settings(**{"delete_grace_s": 0.0, **settings})
-    return open_store(
-        ROOT, chosen, fs=fs, clock=clock, background=False, observer=observer or InMemoryObserver()
-    )  # fmt: skip
+    return open_manual(fs, settings=chosen, clock=clock, observer=observer)
 
 
-def numbered(number: int) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number])})})
-
-
-def numbers(subscriber: object) -> list[int]:
-    found = []
-    while (handle := subscriber.next_bundle(timeout=0)) is not None:
-        found.append(handle.bundle[30]["n"][0].as_py())
-        handle.ack()
-    return found
+@pytest.fixture
+def fs(clock: ManualClock) -> CrashFileSystem:
+    return CrashFileSystem(clock=clock)
 
 
 @STEPS_S
@@ -63,11 +42,11 @@ def test_claims_and_deferrals(fs: CrashFileSystem, clock: ManualClock, step_s: i
         claimed, deferred = subscriber.next_bundle(timeout=0), subscriber.next_bundle(timeout=0)
         deferred.defer(10)
         clock.step_wall(step_s)
-        assert numbers(subscriber) == [2]
+        assert acknowledge(subscriber) == [2]
         clock.advance(10)
-        assert numbers(subscriber) == [1]
+        assert acknowledge(subscriber) == [1]
         clock.advance(DAYS_S)
-        assert numbers(subscriber) == []
+        assert acknowledge(subscriber) == []
         claimed.ack()
         store.maintain()
         assert len(store.catalog) == 0
@@ -101,7 +80,7 @@ def test_restarts_without_a_limit_of_age(fs: CrashFileSystem, clock: ManualClock
         store.maintain()
     clock.step_wall(-2 * step_s)
     with opened(fs, clock) as store:
-        assert numbers(store.register("s")) == [0, 1, 2]
+        assert acknowledge(store.register("s")) == [0, 1, 2]
         store.maintain()
         assert len(store.catalog) == 0
 
@@ -130,11 +109,11 @@ def test_a_restart_after_a_step_forward(fs: CrashFileSystem, clock: ManualClock)
         store.ingest(numbered(0))
         store.seal()
     clock.step_wall(DAYS_S)
-    with opened(fs, clock, observer, max_age_s=3600.0) as store:
+    with opened(fs, clock, observer=observer, max_age_s=3600.0) as store:
         store.maintain()
         assert len(store.catalog) == 0
         assert observer.total("quiver.subscriber.dropped_bundles_total") == 1
         store.ingest(numbered(1))
         store.seal()
         store.maintain()
-        assert numbers(store.register("s")) == [1]
+        assert acknowledge(store.register("s")) == [1]

@@ -17,7 +17,6 @@ import quiver
 from quiver.metrics import LOG_METRICS, METRICS, OpenTelemetryObserver, observe_store
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
-from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
 ROOT = Path(__file__).parents[2]
@@ -102,11 +101,6 @@ def collected():
     made = Collected()
     yield made
     made.provider.shutdown()
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 def test_names_are_unique_and_units_are_known():

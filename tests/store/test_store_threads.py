@@ -27,7 +27,7 @@ from quiver import open as open_store
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.subscribers.progress_store import SubscriberFile
 from quiver.store.subscribers.state import SegmentRef
-from small_settings import small_settings
+from store_rig import number_of, small_settings
 
 TIMEOUT_S = 60
 SETTINGS = Settings(
@@ -52,10 +52,6 @@ def _watchdog() -> Iterator[None]:
 
 def numbered(number: int) -> Bundle:
     return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * (number % 50)]})})
-
-
-def number_of(bundle: Bundle) -> int:
-    return bundle[30]["n"][0].as_py()
 
 
 def race(*works: Callable[[], object]) -> None:
@@ -165,7 +161,7 @@ def test_order_of_each_producer(tmp_path: Path) -> None:
 def test_close_meets_everything(tmp_path: Path, durability: str, turn: int) -> None:
     """Whatever a call was doing when the store was closed: it is done, or it says so; what was accepted is there."""
     changes = {field: getattr(SETTINGS, field) for field in SETTINGS.__slots__}
-    settings = small_settings(changes, {"durability": durability})
+    settings = small_settings(**{**changes, "durability": durability})
     store = open_store(tmp_path, settings)
     accepted: list[int] = []
     resolved: list[int] = []

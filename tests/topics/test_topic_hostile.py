@@ -7,8 +7,9 @@ import threading
 from typing import Any
 
 import pytest
-from topic_disks import DIRECTORY, TOPIC, offsets, open_topics, payloads, read_file
+from topic_disks import DIRECTORY, TOPIC, offsets, open_topics, payloads
 
+from disk_files import read_file
 from quiver.errors import SettingsError, StoreClosedError, UsageError
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.format.names import DEAD_LETTER_SUFFIX, check_topic

@@ -6,8 +6,9 @@ import errno
 from typing import Any
 
 import pytest
-from topic_disks import DIRECTORY, TOPIC, open_topics, overwrite, payloads
+from topic_disks import DIRECTORY, TOPIC, open_topics, payloads
 
+from disk_files import overwrite
 from quiver.errors import CapacityError, DataLossError, UsageError
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

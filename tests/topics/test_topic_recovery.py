@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, overwrite, payloads, read_file
+from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, payloads
 
+from disk_files import overwrite, read_file
 from quiver.errors import DataLossError, StoreFailedError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.scan import Frame

@@ -6,8 +6,9 @@ import threading
 import tracemalloc
 
 import pytest
-from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, overwrite, payloads, read_file
+from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, payloads
 
+from disk_files import overwrite, read_file
 from quiver.errors import DirectoryInUseError, StoreClosedError, UsageError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem

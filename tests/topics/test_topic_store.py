@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, overwrite
+from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics
 
+from disk_files import overwrite
 from quiver.errors import DataLossError, StoreClosedError, UsageError
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock

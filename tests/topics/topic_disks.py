@@ -32,15 +32,3 @@ def payloads(log: Any, start: Any = "earliest") -> list[bytes]:
 def offsets(log: Any, start: Any = "earliest") -> list[int]:
     with log.reader(start, follow=False, on_lost="skip") as reader:
         return [message.offset for message in reader]
-
-
-def read_file(fs: FileSystem, path: str) -> bytes:
-    return fs.read_all(path, size_max=1 << 30)
-
-
-def overwrite(fs: FileSystem, path: str, offset: int, data: bytes) -> None:
-    """Damage a file, durably."""
-    file = fs.open_write(path)
-    file.pwrite(data, offset)
-    file.sync()
-    file.close()

@@ -1,15 +1,14 @@
 """The pages docs/formats/aof-*.md match the code: offsets, sizes, types, limits, kinds, examples."""
 
 import dataclasses
-import importlib
 import json
 import re
 import struct
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from format_pages import PAGES, code_of, page_of
 from quiver.aof.format.durability import decode_durability, encode_durability
 from quiver.aof.format.manifest_chunk import decode_chunk
 from quiver.aof.format.manifest_record import LAYOUTS, Event
@@ -22,7 +21,6 @@ from quiver.aof.format.status import decode_status, encode_status
 from quiver.aof.format.warm_file import FRAME_BYTES, SKIPPABLE_MAGIC, decode_seek_table
 from quiver.primitives.scan import Frame
 
-PAGES = Path(__file__).parents[3] / "docs" / "formats"
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 STRUCTS = {
     "aof-segment": ["SEGMENT_HEADER", "RECORD_HEAD", "SEGMENT_FOOTER"],
@@ -39,15 +37,6 @@ MAGICS = {
     "warm_file.SEEK_MAGIC": "aof-warm",
     "sparse_index.INDEX_MAGIC": "aof-index",
 }
-
-
-def page_of(kind: str) -> str:
-    return (PAGES / f"{kind}.md").read_text(encoding="utf-8")
-
-
-def code_of(dotted: str) -> Any:
-    module, _, name = dotted.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def examples_of(kind: str) -> dict[str, tuple[bytes, Any]]:

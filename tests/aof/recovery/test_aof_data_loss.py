@@ -13,7 +13,9 @@ import pytest
 from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tier_samples import COLD, cold_disk
 
+from disk_files import overwrite
 from quiver.aof import AofManager, Retention, TierConfig
 from quiver.aof.format.record import RECORD_HEAD_BYTES
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
@@ -36,7 +38,6 @@ from quiver.testing.crashfs import CrashFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-COLD = "/cold"
 WARM = f"{ROOT}/orders/warm"
 SIZE = 16 * 1024
 
@@ -82,13 +83,6 @@ def runs_of(reader) -> tuple[list[bytes], list[DataLossError]]:
             lost.append(error)
         else:
             return found, lost
-
-
-def overwrite(fs, path, offset, data) -> None:
-    file = fs.open_write(path)
-    file.pwrite(data, offset)
-    file.sync()
-    file.close()
 
 
 def beside(fs, objects=None) -> LogFiles:
@@ -372,12 +366,6 @@ def test_any_damage_to_one_record_leaves_the_others_readable(sizes, data):
 def tiered(**changes):
     """Everything that can be evicted is evicted immediately."""
     return tiny(tiers=TierConfig(**{"tier0_max_bytes": 0, **changes}))
-
-
-def cold_disk() -> CrashFileSystem:
-    fs = CrashFileSystem()
-    fs.make_dirs(COLD)
-    return fs
 
 
 def copies_in(fs, config) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from aof_as_log import ROOT, SEGMENTS, open_manager, tail_of, tiny
 
+from disk_files import overwrite
 from quiver.aof import Reader, TierConfig
 from quiver.aof.format.record import encode_record
 from quiver.aof.format.segment_file import HEADER_BYTES
@@ -32,13 +33,6 @@ def closed(*, sealed: int = 1) -> tuple[CrashFileSystem, dict[int, bytes]]:
             log.force_rollover(timeout=1)
         written |= dict(zip(log.append_records(RECORDS), RECORDS, strict=True))
     return fs, written
-
-
-def overwrite(fs, path, data, offset):
-    file = fs.open_write(path)
-    file.pwrite(data, offset)
-    file.sync()
-    file.close()
 
 
 def cut(fs, path, size):
@@ -84,7 +78,7 @@ def test_intact_records_after_damage_are_read(changes, lost):
     path, _ = tail_of(fs)
     ids = sorted(written)[3:]
     for offset, data in changes:
-        overwrite(fs, path, data, offset)
+        overwrite(fs, path, offset, data)
     expected = {one: written[one] for one in written if one not in {ids[number] for number in lost}}
     assert drained(beside(fs))[0] == expected
     new = 0
@@ -111,8 +105,8 @@ def test_records_after_the_durable_end_are_kept_too(number):
     path, end = tail_of(fs)
     new = [b"written", b"not synced"]
     data = b"".join(encode_record(one, timestamp=1_700_000_000_000_000_000) for one in new)
-    overwrite(fs, path, data + b"\x05\0\0\0torn", end)
-    overwrite(fs, path, b"x", HEADER_BYTES + number * RECORD_BYTES + 30)
+    overwrite(fs, path, end, data + b"\x05\0\0\0torn")
+    overwrite(fs, path, HEADER_BYTES + number * RECORD_BYTES + 30, b"x")
     with open_manager(fs) as manager:
         log = manager.log("orders")
         found = [record.payload for record in log.open_reader(on_lost="skip")]
@@ -147,7 +141,7 @@ def test_a_damaged_header_of_the_open_segment_is_rebuilt(at, sealed):
     fs, written = closed(sealed=sealed)
     path, _ = tail_of(fs)
     before = fs.read_all(path, size_max=SIZE)
-    overwrite(fs, path, bytes([before[at] ^ 0x55]), at)
+    overwrite(fs, path, at, bytes([before[at] ^ 0x55]))
     assert drained(beside(fs)) == (written, 0)
     for _ in range(2):
         with open_manager(fs) as manager:
@@ -188,7 +182,7 @@ def test_a_missing_active_segment_is_reported(how):
 def test_other_processes_read_the_open_segment_with_a_damaged_pointer():
     """The reader ended silently after the newest sealed segment, because this one was not known to be sealed."""
     fs, written = closed()
-    overwrite(fs, f"{SEGMENTS}/current.sealed", b"\xff" * 8, 0)
+    overwrite(fs, f"{SEGMENTS}/current.sealed", 0, b"\xff" * 8)
     for durable_only in (False, True):
         assert drained(beside(fs, durable_only=durable_only)) == (written, 0)
 
@@ -206,7 +200,7 @@ def test_a_segment_that_was_sealed_with_damage_is_not_uploaded():
     """It stays on the disk, and callers that wait for it get the reason. Later segments are uploaded."""
     fs, written = closed()
     path, _ = tail_of(fs)
-    overwrite(fs, path, b"x", SECOND + 30)
+    overwrite(fs, path, SECOND + 30, b"x")
     with open_manager(fs, tiny(tiers=TierConfig(objects="/cold"))) as manager:
         log = manager.log("orders")
         manager.maintain()

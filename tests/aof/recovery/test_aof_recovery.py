@@ -12,6 +12,7 @@ from aof_as_log import ROOT, SEGMENTS, open_manager, payloads, segment_files, ta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disk_files import overwrite
 from quiver.aof import AofManager, Retention
 from quiver.aof.format.names import SegmentName, spare_name
 from quiver.aof.format.record import encode_record
@@ -40,13 +41,6 @@ def written(*records: bytes, close: bool = False) -> CrashFileSystem:
         log.flush()
         crashed = fs.clone_after_crash(0)
     return fs if close else crashed
-
-
-def overwrite(fs: CrashFileSystem, path: str, data: bytes, offset: int) -> None:
-    file = fs.open_write(path)
-    file.pwrite(data, offset)
-    file.sync()
-    file.close()
 
 
 def make(fs: CrashFileSystem, name: str, data: bytes) -> str:
@@ -161,7 +155,7 @@ def test_truncated_records_never_reappear():
     """A record of equal length replaces a damaged one; the intact record after it stays removed."""
     fs = written(b"a" * 50, b"b" * 50, b"c" * 50)
     path, _ = tail_of(fs)
-    overwrite(fs, path, b"x", HEADER_BYTES + 74 + 30)
+    overwrite(fs, path, HEADER_BYTES + 74 + 30, b"x")
     with open_manager(fs) as manager:
         log = manager.log("orders")
         assert payloads(log) == [b"a" * 50]
@@ -196,7 +190,7 @@ def test_damage_in_the_durable_part_is_kept_and_reported():
     """It is not a torn tail: the segment is sealed with its damage, and its intact records are read."""
     fs = written(b"a" * 50, b"b" * 50, close=True)
     path, _ = tail_of(fs)
-    overwrite(fs, path, b"x", HEADER_BYTES + 30)
+    overwrite(fs, path, HEADER_BYTES + 30, b"x")
     observer = InMemoryObserver()
     told = []
     observer.event = lambda name, **fields: told.append((name, fields.get("path"), fields.get("reason")))
@@ -213,7 +207,7 @@ def test_a_torn_tail_is_truncated_and_counted():
     """After the durable end, damage is the result of a power loss and is removed."""
     fs = written(b"a" * 50)
     path, end = tail_of(fs)
-    overwrite(fs, path, encode_record(b"half a record", timestamp=1)[:-3], end)
+    overwrite(fs, path, end, encode_record(b"half a record", timestamp=1)[:-3])
     with open_manager(fs) as manager:
         snapshot = manager.log("orders").snapshot()
         assert snapshot.record_count == 1
@@ -303,7 +297,7 @@ def test_a_bad_record_with_a_lost_pointer_loses_only_itself():
         for _ in range(2):
             log.append_records([b"one", b"two", b"three"])
             log.force_rollover(timeout=1)
-    overwrite(fs, segment_files(fs)[0], b"X", HEADER_BYTES + 27 + 24)
+    overwrite(fs, segment_files(fs)[0], HEADER_BYTES + 27 + 24, b"X")
     fs.remove(f"{SEGMENTS}/current.sealed")
     with open_manager(fs) as manager:
         found = [record.payload for record in manager.log("orders").open_reader(on_damage="skip")]
@@ -316,7 +310,7 @@ def test_records_counted_by_the_footer_but_damaged_are_reported():
     fs.remove(f"{SEGMENTS}/current.sealed")
     fs.sync_dir(SEGMENTS)
     (path,) = segment_files(fs)
-    overwrite(fs, path, b"\xff", HEADER_BYTES + 24)
+    overwrite(fs, path, HEADER_BYTES + 24, b"\xff")
     for _ in range(2):
         with open_manager(fs) as manager:
             log = manager.log("orders")
@@ -330,7 +324,7 @@ def test_a_sealed_segment_without_its_footer_is_sealed_again():
     fs = sealed_disk(2)
     path = segment_files(fs)[-1]
     before = fs.read_all(path, size_max=SIZE)
-    overwrite(fs, path, bytes(FOOTER_BYTES), SIZE - FOOTER_BYTES)
+    overwrite(fs, path, SIZE - FOOTER_BYTES, bytes(FOOTER_BYTES))
     with open_manager(fs) as manager:
         assert payloads(manager.log("orders")) == [b"record 0", b"record 1"]
     after = fs.read_all(path, size_max=SIZE)
@@ -347,7 +341,7 @@ def test_damage_in_a_sealed_segment_loses_one_record():
             log.append_record(b"record %d" % number)
         log.force_rollover(timeout=1)
     (path,) = segment_files(fs)
-    overwrite(fs, path, b"X", HEADER_BYTES + 32 + 24)
+    overwrite(fs, path, HEADER_BYTES + 32 + 24, b"X")
     with open_manager(fs) as manager:
         reader = manager.log("orders").open_reader(on_damage="skip")
         assert [bytes(one.payload) for one in reader] == [b"record 0", b"record 2"]
@@ -375,7 +369,7 @@ def test_ids_are_never_reused():
     """Not even when the newest segments are missing, archived or quarantined."""
     fs = sealed_disk(3)
     path = segment_files(fs)[-1]
-    overwrite(fs, path, b"\xff" * 100, 0)
+    overwrite(fs, path, 0, b"\xff" * 100)
     with open_manager(fs) as manager:
         log = manager.log("orders")
         assert log.append_record(b"more") >> 32 == 3

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from aof_as_log import ROOT
 from test_aof_restore import NEW, bucket, uploaded, uploading
-from test_aof_tiers import disk, objects_in, open_tiered
+from test_aof_tiers import objects_in, open_tiered
+from tier_samples import cold_disk
 
 from hostile_objects import CHANGES, HostileObjects, Made, little_memory
 from quiver.aof import Reader
@@ -93,7 +94,7 @@ BEGIN_AS_OURS = {"longer", "twice", "a tebibyte that begins as ours"}
 @pytest.fixture(params=EVERY, ids=str)
 def hostile(request):
     """A log of which one object was replaced: disk, objects, key, number, and what was written."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, written, lost = uploaded(fs)
     tier = HostileObjects(bucket(fs))
     key, other = objects_in(fs)[VICTIM], objects_in(fs)[VICTIM + 1]

@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 from aof_as_log import ROOT, payloads, segment_files, tiny
-from test_aof_tiers import COLD, damage, disk, fill, objects_in, open_tiered
+from test_aof_tiers import COLD, damage, fill, objects_in, open_tiered
+from tier_samples import cold_disk
 from typer.testing import CliRunner
 
 from quiver.aof import AofConfig, AofManager, Reader, Retention, TierConfig
@@ -69,7 +70,7 @@ def read(fs, directory=LOG):
 
 def test_a_restored_log_has_every_record():
     """Under the same ids, for programs and other processes; it is valid, and continues to use its objects."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, written, _ = uploaded(fs)
     found = restored(fs, stream_id)
     assert found.is_complete
@@ -89,7 +90,7 @@ def test_a_restored_log_has_every_record():
 
 def test_restored_ids_are_not_reused():
     """Not even those of records that were never uploaded, or after a close and reopen before the first append."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, written, lost = uploaded(fs)
     restored(fs, stream_id)
     for _ in range(2):
@@ -115,7 +116,7 @@ def test_restored_ids_are_not_reused():
 
 def test_a_crash_at_any_step_of_a_restore_leaves_all_or_nothing():
     """Leftovers are never mistaken for a log, and the next call succeeds."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, written, _ = uploaded(fs)
     moments = []
     fs.on_step = lambda _op, _path: moments.extend([fs.clone_after_crash(1), fs.clone_after_kill()])
@@ -138,7 +139,7 @@ def test_a_crash_at_any_step_of_a_restore_leaves_all_or_nothing():
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir"])
 def test_a_failing_disk_leaves_no_log(operation):
     """Whichever call fails; then the restore succeeds."""
-    inner = disk()
+    inner = cold_disk()
     stream_id, written, _ = uploaded(inner)
     fs = FaultFileSystem(inner, path_part=".restoring")
     for nth in range(1, 4):
@@ -157,7 +158,7 @@ def test_a_failing_disk_leaves_no_log(operation):
 @pytest.mark.parametrize("which", [1, -1])
 def test_a_damaged_object_loses_only_its_records(which):
     """They are reported; every other segment exists, and the log continues after them."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, written, lost = uploaded(fs)
     key = objects_in(fs)[which]
     damage(fs, f"{COLD}/{key}", fs.stat(f"{COLD}/{key}").size_bytes - 5)
@@ -172,7 +173,7 @@ def test_a_damaged_object_loses_only_its_records(which):
 
 def test_objects_that_contradict_their_keys_are_not_restored():
     """Junk, a partial object, another segment, another log's key, and two of one segment: all others are restored."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, written, _ = uploaded(fs)
     tier = bucket(fs)
     keys = objects_in(fs)
@@ -194,7 +195,7 @@ def test_objects_that_contradict_their_keys_are_not_restored():
 
 def test_a_restore_without_readable_objects_fails():
     """No log is created, and the error is that of its object."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, _, _ = uploaded(fs, 1)
     (key,) = objects_in(fs)
     damage(fs, f"{COLD}/{key}", fs.stat(f"{COLD}/{key}").size_bytes - 5)
@@ -208,7 +209,7 @@ def test_a_restore_without_readable_objects_fails():
 
 def test_existing_and_open_directories_are_refused():
     """A directory that exists, and one that a program has open."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, _, _ = uploaded(fs)
     restored(fs, stream_id)
     with pytest.raises(UsageError, match="exists"):
@@ -230,7 +231,7 @@ def taken_over(fs, directory, **options):
 @pytest.mark.parametrize("how", ["lost", "damaged", "older"])
 def test_a_manifest_without_its_objects_is_completed(how):
     """It is lost, damaged in the middle, or from a backup: all segments are found again, and nothing is added twice."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, written, lost = uploaded(fs)
     folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
     chunks = [f"{folder}/{name}" for name in fs.list_dir(folder)]
@@ -240,7 +241,7 @@ def test_a_manifest_without_its_objects_is_completed(how):
     elif how == "damaged":
         damage(fs, chunks[-1], 600)
     else:
-        older = disk()
+        older = cold_disk()
         uploaded(older, 2)
         same = f"{ROOT}/orders/{stream_folder(LogFiles(f'{ROOT}/orders', fs=older).stream_id())}"
         data = older.read_all(f"{same}/{older.list_dir(same)[-1]}", size_max=1 << 20)
@@ -266,7 +267,7 @@ def test_a_manifest_without_its_objects_is_completed(how):
 @pytest.mark.parametrize("by_command", [False, True])
 def test_a_truncated_manifest_is_completed_from_the_objects(left, by_command):
     """A segment that the manifest still listed as packed was not searched, and all its records were lost."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, written, lost = uploaded(fs)
     folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
     path = f"{folder}/{fs.list_dir(folder)[-1]}"
@@ -285,7 +286,7 @@ def test_a_truncated_manifest_is_completed_from_the_objects(left, by_command):
 
 def test_a_log_without_segments_must_be_restored():
     """Appends would reuse ids: the directory is moved away and the log restored."""
-    fs = disk()
+    fs = cold_disk()
     uploaded(fs)
     for path in [*segment_files(fs), f"{ROOT}/orders/segments/current.sealed"]:
         fs.remove(path)
@@ -297,7 +298,7 @@ def test_a_failing_object_store_leaves_no_partial_log():
     """The restore fails completely."""
     for operation in ("list", "get_range"):
         for nth in range(1, 5):
-            fs = disk()
+            fs = cold_disk()
             stream_id, written, _ = uploaded(fs, 3)
             faults = FaultObjects(bucket(fs))
             faults.fail_on(operation, nth)

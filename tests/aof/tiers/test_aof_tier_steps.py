@@ -6,7 +6,8 @@ import errno
 
 import pytest
 from aof_as_log import ROOT, payloads, segment_files, tiny
-from test_aof_tiers import COLD, WARM, damage, disk, fill, objects_in, open_tiered, tiered, warm_files
+from test_aof_tiers import COLD, WARM, damage, fill, objects_in, open_tiered, tiered, warm_files
+from tier_samples import cold_disk
 
 from quiver.aof import Reader, Retention, TierConfig
 from quiver.aof.reading.check import check_log_directory
@@ -27,7 +28,7 @@ def test_a_segment_that_a_crash_kept_keeps_its_object():
     The segment was to be retired and its object deleted; after the crash this is not requested again, so the segment
     stays. Its object, uploaded again under the same key, may be its only copy by then.
     """
-    fs = disk()
+    fs = cold_disk()
     moments: list[CrashFileSystem] = []
     with open_tiered(fs, tiny(tiers=TierConfig(objects=COLD), **TRIMMED)) as manager:
         log = manager.log("orders")
@@ -52,7 +53,7 @@ def test_a_segment_that_a_crash_kept_keeps_its_object():
 
 def test_a_full_disk_keeps_no_partial_packed_file():
     """It would use the last space."""
-    inner = disk()
+    inner = cold_disk()
     fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".tmp", forever=True)
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
@@ -95,7 +96,7 @@ class MovedOnLook:
 @pytest.mark.parametrize("when", ["while it is looked for", "between the syncs of the manifest"])
 def test_a_retired_segment_is_not_damage_for_other_processes(when):
     """A reader of another process has outdated information: it checks again and reads what exists."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         written = list(fill(log, 4).values())
@@ -117,7 +118,7 @@ def test_a_retired_segment_is_not_damage_for_other_processes(when):
 @pytest.mark.parametrize("move", ["evict", "retire"])
 def test_verify_accepts_a_log_whose_segments_move(move, away, read_records):
     """Reading a complete log takes time: segments evicted meanwhile are neither an error nor damage."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         fill(log, 5)
@@ -146,7 +147,7 @@ def lose_manifest(fs, log) -> None:
 @pytest.mark.parametrize("turns", [1, 3])
 def test_objects_are_searched_for_when_they_become_available(turns):
     """The manifest is lost, and the log is first opened without objects: it remembers that objects may exist."""
-    fs = disk()
+    fs = cold_disk()
     cold = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
     with open_tiered(fs, cold) as manager:
         log = manager.log("orders")
@@ -173,7 +174,7 @@ def test_objects_are_searched_for_when_they_become_available(turns):
 
 def test_a_damaged_object_does_not_prevent_opening():
     """The manifest is lost and one object is damaged: the others are found, and the log continues."""
-    fs = disk()
+    fs = cold_disk()
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
     with open_tiered(fs, config) as manager:
         log = manager.log("orders")
@@ -193,7 +194,7 @@ def test_a_damaged_object_does_not_prevent_opening():
 
 def test_a_deleted_segment_is_not_registered_again():
     """The object still exists because of an outage; the damaged manifest still records the deletion."""
-    fs = disk()
+    fs = cold_disk()
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
     objects = FaultObjects(DirectoryObjects(fs, COLD, clock=ManualClock()))
     with open_tiered(fs, config, objects) as manager:
@@ -219,7 +220,7 @@ def test_a_deleted_segment_is_not_registered_again():
 @pytest.mark.parametrize("turns", [1, 3])
 def test_a_log_continues_after_the_copy_of_its_newest_segment(where, turns):
     """The file is damaged; its complete copy is restored, and later records continue the numbers."""
-    fs = disk()
+    fs = cold_disk()
     config = tiny(compression="zstd")
     with open_tiered(fs, config) as manager:
         written = list(fill(manager.log("orders"), 3).values())
@@ -255,7 +256,7 @@ class NoRoomToPack(FaultFileSystem):
 
 def test_a_full_disk_is_freed_through_objects():
     """Segments filled it before they were packed, and a packed file does not fit: the segment itself is uploaded."""
-    inner = disk()
+    inner = cold_disk()
     fs = NoRoomToPack(inner)
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, objects=COLD, warm_max_bytes=0))
     moments: list[CrashFileSystem] = []
@@ -292,7 +293,7 @@ class NoRoomForChunks(FaultFileSystem):
 
 def test_packed_files_are_removed_for_the_manifest():
     """Without the manifest no segment can be evicted. Packed files are second copies: their segments have files."""
-    inner = disk()
+    inner = cold_disk()
     fs = NoRoomForChunks(inner, error=errno.ENOSPC, path_part=".mlog")
     objects = FaultObjects(DirectoryObjects(inner, COLD, clock=ManualClock()))
     clock = ManualClock()
@@ -318,7 +319,7 @@ def test_packed_files_are_removed_for_the_manifest():
 
 def test_a_segment_is_read_while_the_manifest_has_no_space():
     """It is read from its object, and the fetched file is removed because it cannot be registered."""
-    inner = disk()
+    inner = cold_disk()
     fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".mlog", forever=True)
     config = tiered(objects=COLD, warm_max_bytes=0)
     with open_tiered(fs, config, DirectoryObjects(inner, COLD, clock=ManualClock())) as manager:
@@ -333,7 +334,7 @@ def test_a_segment_is_read_while_the_manifest_has_no_space():
 
 def test_a_full_disk_keeps_no_partial_chunks_of_the_manifest():
     """Each attempt has its own number: the leftovers would use the last space, and grow with each attempt."""
-    inner = disk()
+    inner = cold_disk()
     fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".tmp", forever=True)
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
+from tier_samples import COLD, cold_disk
 
 from quiver.aof import AofManager, Reader, Retention, TierConfig
 from quiver.aof.format.describe import AOF_FILES
@@ -31,15 +32,8 @@ from quiver.testing.faultobjects import FaultObjects
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-COLD = "/cold"
 WARM = f"{ROOT}/orders/warm"
 SIZE = 16 * 1024
-
-
-def disk() -> CrashFileSystem:
-    fs = CrashFileSystem()
-    fs.make_dirs(COLD)
-    return fs
 
 
 def tiered(**changes):
@@ -83,7 +77,7 @@ def damage(fs, path, offset) -> None:
 @pytest.mark.parametrize("cold", [False, True])
 def test_evicted_segments_are_read_as_before(cold):
     """By id, in order and by time, also after a restart. The disk has fewer segments than the log."""
-    fs = disk()
+    fs = cold_disk()
     changes = {"objects": COLD, "warm_max_bytes": 0} if cold else {}
     with open_tiered(fs, tiered(**changes)) as manager:
         log = manager.log("orders")
@@ -111,7 +105,7 @@ def test_evicted_segments_are_read_as_before(cold):
 
 def test_a_search_by_time_hydrates_nothing():
     """Segments that end before the time are skipped without hydration."""
-    fs = disk()
+    fs = cold_disk()
     clock = ManualClock()
     with open_tiered(fs, tiered(), clock=clock) as manager:
         log = manager.log("orders")
@@ -126,7 +120,7 @@ def test_a_search_by_time_hydrates_nothing():
 
 def test_the_budget_keeps_the_most_recently_read_segments():
     """Three files of sealed segments are kept: the newest, and those that were read."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiered(tier0_max_bytes=3 * SIZE)) as manager:
         log = manager.log("orders")
         written = list(fill(log, 6))
@@ -140,7 +134,7 @@ def test_the_budget_keeps_the_most_recently_read_segments():
 
 def test_a_reader_continues_while_its_segment_is_evicted():
     """Its mapping stays valid."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
@@ -154,7 +148,7 @@ def test_a_reader_continues_while_its_segment_is_evicted():
 
 def test_evict_and_hydrate_move_one_segment():
     """The newest sealed segment and missing ones are refused."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         fill(log, 3)
@@ -170,13 +164,13 @@ def test_evict_and_hydrate_move_one_segment():
         for call in (log.tiers.evict, log.tiers.hydrate):
             with pytest.raises(UnknownRecordError):
                 call(9)
-    with open_manager(disk()) as manager, pytest.raises(UsageError, match="no tiers"):
+    with open_manager(cold_disk()) as manager, pytest.raises(UsageError, match="no tiers"):
         _ = manager.log("orders").tiers
 
 
 def test_a_damaged_file_is_never_packed():
     """The copy could become the only one: the file stays, and the damage is reported."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         fill(log, 3)
@@ -189,7 +183,7 @@ def test_a_damaged_file_is_never_packed():
 
 def test_a_segment_that_cannot_move_does_not_block_others():
     """A damaged file, and a packed file that was removed before its upload: all others are moved."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiny(compression="zstd")) as manager:
         written = fill(manager.log("orders"), 4)
         manager.maintain()
@@ -207,7 +201,7 @@ def test_a_segment_that_cannot_move_does_not_block_others():
 
 def test_a_missing_warm_file_is_fetched():
     """The manifest records NeedsRecovery, a fetch, StagedForTier0, and the result."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiered(objects=COLD)) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
@@ -225,7 +219,7 @@ def test_a_missing_warm_file_is_fetched():
 @pytest.mark.parametrize("where", ["evict", "upload"])
 def test_a_corrupt_copy_is_replaced_while_the_file_exists(how, where):
     """It was compared when it was created, possibly years ago: it is read again before it becomes the only copy."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiny(compression="zstd")) as manager:
         written = fill(manager.log("orders"), 3)
         manager.maintain()
@@ -248,7 +242,7 @@ def test_a_corrupt_copy_is_replaced_while_the_file_exists(how, where):
 
 def test_a_corrupt_copy_of_a_damaged_file_evicts_nothing():
     """Neither equals the sealed segment: both are kept for manual inspection."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiny(compression="zstd")) as manager:
         fill(manager.log("orders"), 3)
         manager.maintain()
@@ -262,7 +256,7 @@ def test_a_corrupt_copy_of_a_damaged_file_evicts_nothing():
 
 def test_the_manifest_has_the_history_of_a_segment():
     """Every step that began, ended or failed; a step that fails repeatedly is recorded once."""
-    fs = disk()
+    fs = cold_disk()
     objects = FaultObjects(DirectoryObjects(fs, COLD, clock=ManualClock()))
     with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0), objects) as manager:
         log = manager.log("orders")
@@ -292,7 +286,7 @@ def test_the_manifest_has_the_history_of_a_segment():
 
 def test_the_object_of_an_interrupted_upload_is_deleted_with_its_segment():
     """The object exists without a row: only the note of the begun upload names it."""
-    fs = disk()
+    fs = cold_disk()
     keep = tiny(tiers=TierConfig(objects=COLD), compression="zstd")
     expire = replace(keep, retention=Retention("size", max_total_bytes=1, action="expire"))
     with open_tiered(fs, keep) as manager:
@@ -314,7 +308,7 @@ def test_the_object_of_an_interrupted_upload_is_deleted_with_its_segment():
 
 def test_a_missing_object_needs_recovery_until_it_returns():
     """Readers get an error, and checks report it, also from other processes and after reopening."""
-    fs = disk()
+    fs = cold_disk()
     config = tiered(objects=COLD, warm_max_bytes=0)
     with open_tiered(fs, config) as manager:
         log = manager.log("orders")
@@ -345,7 +339,7 @@ def test_a_missing_object_needs_recovery_until_it_returns():
 
 def test_a_damaged_only_copy_is_reported():
     """A warm file without an object: readers of that segment get an error, others continue."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiered()) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
@@ -360,7 +354,7 @@ def test_a_damaged_only_copy_is_reported():
 def test_a_damaged_object_is_never_hydrated():
     """For any flipped bit the reader gets an error, and nothing of the object is written to the disk."""
     for offset in (5, 100, -20):
-        fs = disk()
+        fs = cold_disk()
         with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0)) as manager:
             log = manager.log("orders")
             written = fill(log, 2)
@@ -379,7 +373,7 @@ def test_a_damaged_object_is_never_hydrated():
 @pytest.mark.parametrize("where", ["trim", "evict"])
 def test_a_corrupt_object_is_replaced_while_another_copy_exists(how, where):
     """It is read back completely before it becomes the only copy; if it is different, it is uploaded again."""
-    fs = disk()
+    fs = cold_disk()
     config = tiny(tiers=TierConfig(objects=COLD), compression="zstd")
     with open_tiered(fs, config) as manager:
         written = fill(manager.log("orders"), 3)
@@ -412,7 +406,7 @@ def test_a_corrupt_object_is_replaced_while_another_copy_exists(how, where):
 
 def test_an_object_is_read_back_once():
     """A segment that is evicted repeatedly is not fetched each time."""
-    fs = disk()
+    fs = cold_disk()
     read: list[str] = []
 
     class Counted(DirectoryObjects):
@@ -435,7 +429,7 @@ def test_an_object_is_read_back_once():
 
 def test_custom_events_are_recorded_in_the_manifest():
     """They survive a restart; invalid ones are refused. The age of the newest is reported."""
-    fs, clock = disk(), ManualClock()
+    fs, clock = cold_disk(), ManualClock()
     with open_tiered(fs, tiered(), clock=clock) as manager:
         tiers = manager.log("orders").tiers
         tiers.write_custom_event(7, b"\x00\xff", segment_id=3)
@@ -459,7 +453,7 @@ def test_custom_events_are_recorded_in_the_manifest():
 @pytest.mark.parametrize("cold", [False, True])
 def test_the_oldest_segments_are_deleted_on_request(cold):
     """With their copies, and never with a hole; the remaining records keep their ids, also after reopening."""
-    fs = disk()
+    fs = cold_disk()
     config = tiered(objects=COLD, warm_max_bytes=0) if cold else tiered()
     with open_tiered(fs, config) as manager:
         log = manager.log("orders")
@@ -485,7 +479,7 @@ def test_the_oldest_segments_are_deleted_on_request(cold):
 
 def test_without_disk_space_a_segment_is_read_from_memory():
     """A full disk hides no record."""
-    inner = disk()
+    inner = cold_disk()
     fs = FaultFileSystem(inner, error=errno.ENOSPC, forever=True)
     with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0)) as manager:
         log = manager.log("orders")
@@ -499,7 +493,7 @@ def test_without_disk_space_a_segment_is_read_from_memory():
 
 def test_segments_are_found_after_tiers_are_switched_off():
     """The log is opened without tiers."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiered()) as manager:
         written = fill(manager.log("orders"), 3)
         manager.maintain()
@@ -522,7 +516,7 @@ def test_segments_are_found_after_tiers_are_switched_off():
 @pytest.mark.parametrize("cold", [False, True])
 def test_a_lost_manifest_loses_no_segment(cold):
     """Warm files and objects describe themselves: all are found again, and none was deleted."""
-    fs = disk()
+    fs = cold_disk()
     config = tiered(objects=COLD, warm_max_bytes=0) if cold else tiered()
     with open_tiered(fs, config) as manager:
         written = fill(manager.log("orders"), 4)
@@ -540,7 +534,7 @@ def test_a_lost_manifest_loses_no_segment(cold):
 
 def test_a_damaged_segment_is_restored_from_its_copy():
     """Recovery seals the rest of it; the verified copy has more."""
-    fs = disk()
+    fs = cold_disk()
     with open_tiered(fs, tiny(compression="zstd")) as manager:
         written = fill(manager.log("orders"), 3)
         manager.maintain()
@@ -555,7 +549,7 @@ def test_a_damaged_segment_is_restored_from_its_copy():
 def test_a_failing_object_store_loses_nothing(operation, how):
     """For every failing call, nothing is lost or left over, and in the end all work is done."""
     for nth in range(1, 4):
-        fs = disk()
+        fs = cold_disk()
         clock = ManualClock()
         objects = FaultObjects(DirectoryObjects(fs, COLD, clock=clock))
         config = tiny(
@@ -593,7 +587,7 @@ def test_a_failing_object_store_loses_nothing(operation, how):
 def test_a_failing_disk_loses_nothing(operation):
     """For every failing call of a transition, every record exists, and in the end all segments moved."""
     for nth in range(1, 8):
-        inner = disk()
+        inner = cold_disk()
         fs = FaultFileSystem(inner)
         clock = ManualClock()
         with open_tiered(fs, tiny(), clock=clock) as manager:
@@ -623,7 +617,7 @@ def test_a_failing_disk_loses_nothing(operation):
 @pytest.mark.parametrize("expires", [False, True])
 def test_a_crash_at_any_step_of_a_transition_loses_nothing(cold, expires):
     """Pack, upload, evict, trim, fetch, hydrate, retire: after a crash at each step the log has the same records."""
-    fs = disk()
+    fs = cold_disk()
     changes = {"objects": COLD, "warm_max_bytes": 0} if cold else {}
     retention = Retention("size", max_total_bytes=2 * SIZE, action="expire") if expires else Retention()
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, **changes), retention=retention)

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from aof_as_log import ROOT, SEGMENTS, payloads, segment_files, tiny
+from tier_samples import COLD, cold_disk
 
 from quiver.aof import AofManager, Reader, Retention, TierConfig
 from quiver.aof.append.workers import Workers
@@ -23,7 +24,6 @@ from quiver.testing.faultobjects import FaultObjects
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-COLD = "/cold"
 WARM = f"{ROOT}/orders/warm"
 UPLOADING = TierConfig(objects=COLD)
 
@@ -37,12 +37,6 @@ class EventRecorder(InMemoryObserver):
 
     def event(self, name, **_):
         self.events.append(name)
-
-
-def disk() -> CrashFileSystem:
-    fs = CrashFileSystem()
-    fs.make_dirs(COLD)
-    return fs
 
 
 def objects_in(fs) -> list[str]:
@@ -73,7 +67,7 @@ def fill(log, count) -> list[bytes]:
 
 def test_every_sealed_segment_is_uploaded():
     """Once, from its own file: no packed file uses space, and every file stays in its place."""
-    fs = disk()
+    fs = cold_disk()
     objects = store_of(fs)
     with opened(fs, objects=objects) as manager:
         log = manager.log("orders")
@@ -98,7 +92,7 @@ def test_every_sealed_segment_is_uploaded():
 
 def test_a_log_that_gets_objects_uploads_existing_segments():
     """Also those that were sealed before."""
-    fs = disk()
+    fs = cold_disk()
     with opened(fs, tiny()) as manager:
         written = fill(manager.log("orders"), 3)
     with opened(fs) as manager:
@@ -110,7 +104,7 @@ def test_a_log_that_gets_objects_uploads_existing_segments():
 
 def test_a_store_that_is_down_delays_nothing():
     """The lag shows it, the disk has no more files than without objects, and later all is uploaded, oldest first."""
-    fs = disk()
+    fs = cold_disk()
     clock = ManualClock()
     objects = store_of(fs)
     keys: list[str] = []
@@ -145,7 +139,7 @@ def test_close_finishes_uploads(tmp_path):
     with AofManager.open(tmp_path / "aof", tiny(tiers=TierConfig(objects=str(tmp_path / "cold")))) as manager:
         written = fill(manager.log("orders"), 7)
     assert len(list((tmp_path / "cold").rglob("*.zst"))) == 7
-    observer, objects = EventRecorder(), store_of(disk())
+    observer, objects = EventRecorder(), store_of(cold_disk())
     objects.fail_on("put_parts", 1, times=10_000)
     manager = AofManager.open(
         tmp_path / "aof", tiny(tiers=UPLOADING), objects=lambda: objects, observer=observer, clock=ManualClock()
@@ -160,7 +154,7 @@ def test_close_finishes_uploads(tmp_path):
 @pytest.mark.parametrize("power_cut", [False, True])
 def test_a_crash_at_any_step_of_an_upload_loses_nothing(power_cut):
     """After reopening every record exists, and every sealed segment has one object."""
-    fs = disk()
+    fs = cold_disk()
     moments: list[CrashFileSystem] = []
     clone = (lambda: fs.clone_after_crash(1)) if power_cut else fs.clone_after_kill
     with opened(fs) as manager:
@@ -182,7 +176,7 @@ def test_a_crash_at_any_step_of_an_upload_loses_nothing(power_cut):
 
 def test_an_object_is_verified_before_its_file_is_deleted():
     """It was uploaded at the seal, and is damaged since: the file stays, and the object is uploaded again."""
-    fs = disk()
+    fs = cold_disk()
     with opened(fs) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
@@ -201,7 +195,7 @@ def test_an_object_is_verified_before_its_file_is_deleted():
 
 def test_a_damaged_segment_is_not_uploaded():
     """Others are, callers that wait for it get the reason, and it is not read repeatedly."""
-    fs = disk()
+    fs = cold_disk()
     with opened(fs, tiny()) as manager:
         log = manager.log("orders")
         first = log.append_record(b"first")
@@ -228,7 +222,7 @@ def test_a_damaged_segment_is_not_uploaded():
 @pytest.mark.parametrize("reopened", [False, True])
 def test_an_idle_log_is_sealed_uploaded_and_expired(reopened):
     """Without any call. In the end no record is left, and the log continues at its position."""
-    fs = disk()
+    fs = cold_disk()
     clock = ManualClock()
     config = tiny(
         tiers=UPLOADING, max_segment_age_s=60, retention=Retention("time", ttl_s=600, action="expire"),
@@ -276,7 +270,7 @@ def test_an_idle_log_is_sealed_uploaded_and_expired(reopened):
 
 def test_a_clock_step_does_not_delay_a_seal_by_age():
     """A wall clock that is set back does not keep a segment open."""
-    fs = disk()
+    fs = cold_disk()
     clock = ManualClock()
     with opened(fs, tiny(max_segment_age_s=60), clock=clock) as manager:
         log = manager.log("orders")
@@ -290,7 +284,7 @@ def test_a_clock_step_does_not_delay_a_seal_by_age():
 
 def test_a_segment_with_an_open_reservation_is_not_sealed():
     """It is sealed as soon as the record is committed."""
-    fs = disk()
+    fs = cold_disk()
     clock = ManualClock()
     with opened(fs, tiny(max_segment_age_s=60), clock=clock) as manager:
         log = manager.log("orders")
@@ -338,7 +332,7 @@ def test_an_empty_segment_survives_a_crash_at_any_step():
 
 def test_a_durable_append_returns_when_its_segment_is_an_object():
     """A log without objects refuses the call before it writes anything."""
-    fs = disk()
+    fs = cold_disk()
     with opened(fs) as manager:
         log = manager.log("orders")
         record_id = log.append_record(b"one", durable="object")
@@ -370,7 +364,7 @@ def test_a_durable_append_returns_when_its_segment_is_an_object():
 
 def test_the_error_of_a_wait_that_times_out_has_the_reason():
     """The record is written and its upload continues; the next wait succeeds."""
-    fs = disk()
+    fs = cold_disk()
     clock = ManualClock()
     objects = store_of(fs)
     with opened(fs, objects=objects, clock=clock) as manager:
@@ -411,7 +405,7 @@ def test_waiting_producers_share_uploads(tmp_path):
 
 def test_close_ends_waits_for_uploads():
     """The record is uploaded when the log is opened again."""
-    fs = disk()
+    fs = cold_disk()
     objects = store_of(fs)
     objects.fail_on("put_parts", 1, times=10_000)
     clock = ManualClock(waits="hold")
@@ -441,7 +435,7 @@ def test_close_ends_waits_for_uploads():
 
 def test_a_forced_seal_does_not_enlarge_segments():
     """A partly filled segment does not measure the rate of the log, and the unused space would be lost."""
-    fs = disk()
+    fs = cold_disk()
     config = tiny(segment_target_bytes=64 * 1024, segment_max_bytes=1 << 24, tiers=UPLOADING)
     with opened(fs, config) as manager:
         log = manager.log("orders")

@@ -7,7 +7,8 @@ import json
 import pytest
 from aof_as_log import ROOT, tiny
 from test_aof_restore import bucket, uploaded, uploading
-from test_aof_tiers import COLD, damage, disk, objects_in, open_tiered
+from test_aof_tiers import COLD, damage, objects_in, open_tiered
+from tier_samples import cold_disk
 from typer.testing import CliRunner
 
 from quiver.aof import AofConfig, AofManager, TierConfig
@@ -34,7 +35,7 @@ def found(report):
 
 def test_unread_objects_are_not_reported_as_valid():
     """Each is listed; a check without reading makes no claim about them."""
-    fs = disk()
+    fs = cold_disk()
     uploaded(fs)
     keys = objects_in(fs)
     report = checked(fs)
@@ -45,7 +46,7 @@ def test_unread_objects_are_not_reported_as_valid():
 
 def test_verify_with_objects_reads_every_object():
     """Including those of segments that have their file as well."""
-    fs = disk()
+    fs = cold_disk()
     uploaded(fs)
     assert checked(fs, bucket(fs)).is_intact
     keys = objects_in(fs)
@@ -59,7 +60,7 @@ def test_verify_with_objects_reads_every_object():
 
 def test_a_missing_object_is_damage_and_an_empty_location_is_an_error():
     """One missing object of several was lost. Without any object, the location is wrong."""
-    fs = disk()
+    fs = cold_disk()
     uploaded(fs)
     keys = objects_in(fs)
     fs.remove(f"{COLD}/{keys[1]}")
@@ -73,7 +74,7 @@ def test_a_missing_object_is_damage_and_an_empty_location_is_an_error():
 
 def test_objects_after_an_outage_are_listed_as_unread():
     """Objects read before and after the outage count."""
-    fs = disk()
+    fs = cold_disk()
     uploaded(fs)
     faults = FaultObjects(bucket(fs))
     faults.fail_on("get_range", 5)
@@ -94,7 +95,7 @@ def test_objects_after_an_outage_are_listed_as_unread():
 )
 def test_objects_with_other_bytes_are_damage(change):
     """Truncated, too long, or entirely different: they are reported with the key, and never raise."""
-    fs = disk()
+    fs = cold_disk()
     uploaded(fs)
     tier = bucket(fs)
     key = objects_in(fs)[0]
@@ -131,7 +132,7 @@ def test_the_exit_code_distinguishes_damaged_and_unread(tmp_path):
 
 def test_objects_of_a_lost_manifest_are_reported():
     """The log was reported as valid although readers missed three segments."""
-    fs = disk()
+    fs = cold_disk()
     stream_id, _, _ = uploaded(fs)
     folder = f"{LOG}/{stream_folder(stream_id)}"
     for name in fs.list_dir(folder):
@@ -146,7 +147,7 @@ def test_objects_of_a_lost_manifest_are_reported():
 
 def test_objects_of_deleted_segments_are_not_missed():
     """They are to be deleted, and the object store does not answer: no reader may find them."""
-    fs = disk()
+    fs = cold_disk()
     uploaded(fs)
     with open_tiered(fs, tiny(tiers=TierConfig(tier0_max_bytes=0))) as manager:
         manager.log("orders").tiers.delete_oldest([0, 1])

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from run_process import Run, bodies, free_ports, request
+from run_process import Run, bodies, request
 
+from ports import free_ports
 from quiver.errors import StoreFailedError
 from quiver.pipeline import explain, ingest
 from quiver.pipeline.config.receiver_place import ReceiverPlace

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +15,11 @@ import pytest
 
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
-from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DirectoryInUseError, QuiverError
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.processes.child import INGEST_READY, write_ready
 from quiver.pipeline.processes.run import RunOptions, _Running, left_behind, not_sealed, read_state, run_pipeline
+from waiting import wait_until
 
 PIPELINE = """\
 nodes:
@@ -92,14 +91,6 @@ def test_bundles_that_could_not_be_sealed_are_reported(tmp_path):
 
 def start(argv):
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_until(true):
-    deadline = SYSTEM_CLOCK.monotonic() + 30
-    pause = threading.Event()
-    while not true():
-        assert SYSTEM_CLOCK.monotonic() < deadline
-        pause.wait(0.02)
 
 
 def is_running(pid):

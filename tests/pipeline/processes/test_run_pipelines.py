@@ -8,9 +8,10 @@ import signal
 import grpc
 import pyarrow.parquet as pq
 import pytest
-from run_process import EXAMPLES, Run, bodies, free_ports, request, with_processor
+from run_process import EXAMPLES, Run, bodies, request, with_processor
 
 import quiver
+from ports import free_ports
 from quiver.pipeline.model import memory_directory
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver

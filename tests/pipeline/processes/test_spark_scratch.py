@@ -4,12 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
-from run_process import free_ports
-
-from quiver.clock import SYSTEM_CLOCK
+from ports import free_ports
 from quiver.pipeline.processes.run import read_state
+from waiting import wait_until
 
 PIPELINE = """\
 nodes:
@@ -25,14 +23,6 @@ nodes:
     config: {path: buffer}
   console: {kind: exporter, plugin_urn: "urn:quiver:console:exporter"}
 """
-
-
-def wait_until(true):
-    deadline = SYSTEM_CLOCK.monotonic() + 60
-    pause = threading.Event()
-    while not true():
-        assert SYSTEM_CLOCK.monotonic() < deadline
-        pause.wait(0.05)
 
 
 def test_a_killed_spark_process_leaves_no_files(tmp_path):

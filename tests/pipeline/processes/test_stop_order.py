@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from run_process import bodies, free_ports, request
+from run_process import bodies, request
 
 import quiver
+from ports import free_ports
 from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letter_policy import DeadLetterPolicy

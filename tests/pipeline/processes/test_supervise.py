@@ -15,6 +15,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.pipeline.processes.parent_watchdog import ParentWatchdog
 from quiver.pipeline.processes.supervise import ChildSpec, Supervisor
 from quiver.primitives.backoff import Backoff
+from waiting import wait_until
 
 BARE = [sys.executable, "-I", "-S", "-c"]
 FULL = [sys.executable, "-c"]
@@ -89,14 +90,6 @@ def gone(pid):
         return True
     # A zombie of this process has ended, too.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def wait_until(true):
-    pause = threading.Event()
-    deadline = SYSTEM_CLOCK.monotonic() + 20
-    while not true():
-        assert SYSTEM_CLOCK.monotonic() < deadline
-        pause.wait(0.02)
 
 
 def test_a_child_that_dies_is_restarted_alone(tmp_path):

@@ -2,7 +2,6 @@
 
 import grpc
 import pytest
-from fake_store import FakeStore
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter as GrpcLogs
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetrics
@@ -28,11 +27,6 @@ from quiver.receivers.settings import OtlpSettings
 
 SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=2, dedupe_window_s=60)
 RESOURCE = Resource({"service.name": "shop", "replica": 3})
-
-
-@pytest.fixture
-def store():
-    return FakeStore()
 
 
 def _grpc(exporter, receiver, path, *, packed):

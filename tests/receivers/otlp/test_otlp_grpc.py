@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from fake_store import FakeStore, log_request
+from fake_store import log_request
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
@@ -14,11 +14,6 @@ from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=2)
-
-
-@pytest.fixture
-def store():
-    return FakeStore()
 
 
 @pytest.fixture

@@ -21,11 +21,6 @@ SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=2)
 
 
 @pytest.fixture
-def store():
-    return FakeStore()
-
-
-@pytest.fixture
 def receiver(store):
     with OtlpHttpReceiver(store, SETTINGS) as running:
         yield running

@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 import pytest
-from collector_process import free_port
 from qwp_clients import (
     HERE,
     LossyProxy,
@@ -22,6 +21,7 @@ from qwp_clients import (
 from websockets.exceptions import ConnectionClosed
 
 import quiver
+from ports import free_port
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.config.qwp import QwpReceiverConfig
 from quiver.pipeline.config.receiver_place import ReceiverPlace
@@ -34,6 +34,7 @@ from quiver.receivers.qwp.replay import sender_key
 from quiver.receivers.settings import KeepaliveSettings
 from quiver.settings import Settings
 from quiver.testing.clock import ManualClock
+from waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -178,15 +179,6 @@ def quiver_batch():
     import pyarrow as pa
 
     return pa.record_batch([pa.array([1])], names=["a"])
-
-
-def wait_until(condition):
-    pause = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        pause.wait(0.02)
-    raise AssertionError("waited in vain")
 
 
 # ── connections ──────────────────────────────────────────────────────────────────────────────────────

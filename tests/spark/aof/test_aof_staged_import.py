@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from disk_files import PowerCut
 from quiver.aof import AofConfig, AofManager
 from quiver.aof.format.record import encode_record
 from quiver.aof.format.sink_batch import COMMITS, BatchStep, StagedPart, decode_begun, encode_begun
@@ -27,10 +28,6 @@ class TinyConfig(AofConfig):
     """Segments of 16 KiB, less than the minimum of the public settings, so a batch of a few records needs several."""
 
     segment_floor_bytes = 16 * 1024
-
-
-class PowerCut(Exception):
-    """The machine loses power."""
 
 
 def staged(fs, root, batch, texts, *, writer="query", partition=0, attempt="a"):

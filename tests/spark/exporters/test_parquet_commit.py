@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from disk_files import PowerCut
 from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError
 from quiver.spark.exporters.parquet_commit import (
@@ -20,10 +21,6 @@ from quiver.testing.crashfs import CrashFileSystem
 QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
 OTHER = "99999999-7f8b-4a17-8beb-a452f78be02a"
 STORE = "5c0f"
-
-
-class PowerCut(Exception):
-    """The machine loses power."""
 
 
 def committer(fs, query_id=QUERY, store=STORE, subscriber="exp"):

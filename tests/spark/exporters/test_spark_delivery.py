@@ -11,7 +11,6 @@ import pytest
 from stores import StoreMaker, logs_request
 
 from quiver.bundle import OTLP_SCHEMA, BundleRef
-from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
 from quiver.errors import DeliveryHaltedError
@@ -25,6 +24,7 @@ from quiver.store.subscribers.progress_store import load_progress
 from quiver.store.subscribers.retry_set import load_retry_set
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
 from quiver.testing.clock import ManualClock
+from waiting import wait_until
 
 NOW = {"availableNow": True}
 
@@ -64,13 +64,6 @@ class Destination:
             if isinstance(answer, Delivered):
                 self.has.append(data)
         return answer
-
-
-def wait_until(true):
-    deadline, pause = SYSTEM_CLOCK.monotonic() + 60, threading.Event()
-    while not true():
-        assert SYSTEM_CLOCK.monotonic() < deadline
-        pause.wait(0.02)
 
 
 @pytest.mark.spark

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from disk_files import PowerCut
 from quiver.spark import run_exporter, stop_query
 from quiver.spark.exporters.parquet import ParquetExporter, UsageError
 from quiver.spark.exporters.parquet_commit import ExportCommitter
@@ -59,10 +60,6 @@ def test_signals_and_other_slots_have_their_own_directories(spark, store, tmp_pa
     assert [name[8:20] for name in names] == ["-0000000000-", "-0000000001-"]
     assert hidden(tmp_path) == []
     assert spark.read.parquet(str(tmp_path / "out" / "logs")).count() == 15
-
-
-class PowerCut(Exception):
-    """The driver dies."""
 
 
 CUTS = {

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 import quiver
+from disk_files import PowerCut
 from quiver.errors import CapacityError, CorruptionError, DirectoryInUseError
 from quiver.primitives.batch_notes import BatchCommit, commit_name, part_directory
 from quiver.primitives.disk.lock import hold
@@ -23,10 +24,6 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
 ROOT = "/store"
-
-
-class PowerCut(Exception):
-    """The machine loses power."""
 
 
 class Maintaining(ManualClock):

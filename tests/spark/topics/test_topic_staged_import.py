@@ -2,6 +2,7 @@
 
 import pytest
 
+from disk_files import PowerCut
 from quiver.errors import CorruptionError, UsageError
 from quiver.primitives.batch_notes import BatchCommit, commit_name, done_name, parse_note_name, part_directory
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -30,10 +31,6 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 ROOT = "/topics"
 ORDERS, RETURNS = "default/orders", "default/returns"
-
-
-class PowerCut(Exception):
-    """The machine loses power."""
 
 
 def message(text, **attributes):

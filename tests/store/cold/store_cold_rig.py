@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
+import store_rig
 from quiver.bundle import Bundle
 from quiver.objects.directory import DirectoryObjects
 from quiver.objects.location import ObjectLocation
@@ -104,19 +106,12 @@ def listed(fs: FileSystem) -> dict[int, str]:
     return {entry.seq: entry.state for entry in answer.value.entries}
 
 
-def drain(store: Store, name: str, most: int = 1000) -> list[int]:
-    """The numbers that a subscriber gets and acknowledges."""
-    subscriber = store.register(name, start="earliest")
-    got: list[int] = []
-    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(number_of(handle.bundle))
-        handle.ack()
-    return got
-
-
 def seen(fs: FileSystem) -> list[int]:
     """The numbers that a reader sees while the store is open."""
     reader = read(ROOT, fs=fs)
     found = [number_of(bundle) for _, bundle in reader.bundles()]
     assert not reader.problems, reader.problems
     return found
+
+
+drain = partial(store_rig.drain, number_of=number_of)

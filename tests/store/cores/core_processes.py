@@ -53,7 +53,7 @@ def put(store: MultiCoreStore, first: int, count: int, timeout: float = 0.0) -> 
     """Ingest up to *count* bundles until there is no room; how many."""
     for done in range(count):
         try:
-            store.ingest(numbered(first + done, BUNDLE_BYTES), timeout=timeout)
+            store.ingest(numbered(first + done, size=BUNDLE_BYTES), timeout=timeout)
         except CapacityError:
             return done
     return count

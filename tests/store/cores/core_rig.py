@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+from functools import partial
 
 import quiver
-from quiver import Bundle, Settings
+import store_rig
+from quiver import Settings
 from quiver.observe import InMemoryObserver
 from quiver.store.cores.store import MultiCoreStore
 from quiver.testing.clock import ManualClock
@@ -14,6 +15,7 @@ from quiver.testing.crashfs import CrashFileSystem
 ROOT = "/cores"
 SEGMENT_BYTES = 4_000
 CAP_BYTES = 200_000
+numbered = partial(store_rig.numbered, size=600)
 
 
 def settings(**changes: object) -> Settings:
@@ -56,24 +58,6 @@ class Rig:
 
     def segments(self, core: int) -> list[str]:
         return [name for name in self.fs.list_dir(f"{ROOT}/core_{core}/segments") if name.endswith(".qseg")]
-
-
-def numbered(number: int, size: int = 600) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": pa.array(["x" * size])})})
-
-
-def number_of(bundle: Bundle) -> int:
-    return bundle[30]["n"][0].as_py()
-
-
-def drain(store: MultiCoreStore, name: str = "one", start: str = "earliest") -> list[int]:
-    """Acknowledge everything that is sealed; the numbers, in the order they came."""
-    subscriber = store.register(name, start=start)
-    got = []
-    while (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(number_of(handle.bundle))
-        handle.ack()
-    return got
 
 
 def fill(store: MultiCoreStore, core: int, bundles: int, first: int = 0) -> list[int]:

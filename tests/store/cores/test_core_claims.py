@@ -6,7 +6,7 @@ import errno
 import logging
 
 import pytest
-from core_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
+from core_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, fill, numbered
 
 from quiver import CapacityError, DirectoryInUseError
 from quiver.observe import InMemoryObserver, Value
@@ -23,20 +23,16 @@ from quiver.store.subscribers.state import SegmentRef, Segments
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from store_rig import drain, number_of
 
 BEHIND = f"{ROOT}/core_0"
 """The directory in which the others evict."""
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
-
-
 def finished(rig: Rig, store: MultiCoreStore, core: int = 0, bundles: int = 40, first: int = 0) -> None:
     """Bundles in *core* that everybody has acknowledged, durably, and that are on disk for their grace period."""
     fill(store, core, bundles, first=first)
-    drain(store)
+    drain(store, "one")
     rig.tick(store)
 
 
@@ -92,9 +88,9 @@ def test_a_hot_core_takes_what_an_idle_one_has_finished(rig: Rig) -> None:
         assert store.stats()["cores"][0]["segments"] == len(left)
         assert used(rig) <= CAP_BYTES + 2 * SEGMENT_BYTES
         store.core(1).seal()
-        assert len(drain(store)) == count
+        assert len(drain(store, "one")) == count
         fill(store, 0, 1)
-        assert drain(store) == [0]
+        assert drain(store, "one") == [0]
 
 
 def test_a_stopped_process_is_no_hindrance(rig: Rig) -> None:
@@ -107,7 +103,7 @@ def test_a_stopped_process_is_no_hindrance(rig: Rig) -> None:
     rig.tick(owner)
     assert record(rig.fs) is None
     assert owner.stats()["segments"] == len(rig.segments(0))
-    assert fill(owner, 0, 2, first=500) == drain(owner)
+    assert fill(owner, 0, 2, first=500) == drain(owner, "one")
     owner.close()
     hot.close()
 
@@ -123,7 +119,7 @@ def test_a_killed_process_is_no_hindrance(rig: Rig) -> None:
         assert record(rig.fs) == []
     with rig.open(cores=2, core=0) as again:
         assert record(rig.fs) is None
-        assert drain(again) == [900, 901, 902]
+        assert drain(again, "one") == [900, 901, 902]
 
 
 def test_what_somebody_still_wants_stays(rig: Rig) -> None:
@@ -146,7 +142,7 @@ def test_what_is_only_acknowledged_in_memory_stays(rig: Rig) -> None:
     """Until the progress file says so a restart would deliver it once more."""
     with rig.open(cores=2) as store:
         fill(store, 0, 40)
-        drain(store)
+        drain(store, "one")
         before = rig.segments(0)
         push(store, 1)
         assert rig.segments(0) == before
@@ -179,7 +175,7 @@ def test_oldest_first_over_all_cores(rig: Rig) -> None:
             for core in (0, 1):
                 fill(store, core, 3, first=turn * 10)
                 rig.clock.advance(1)
-        drain(store)
+        drain(store, "one")
         rig.tick(store)
         evictor = Evictor(rig.fs, ROOT, 2, clock=rig.clock, observer=rig.observer)
         one = rig.fs.stat(f"{BEHIND}/segments/{rig.segments(0)[0]}").size_bytes
@@ -225,7 +221,7 @@ def test_a_directory_that_cannot_be_read_does_not_stop_the_others(rig: Rig) -> N
             if op in {"list", "stat", "open"}:
                 assert freed[1] > 0
             fill(store, 1, 10, first=1_000)
-            drain(store)
+            drain(store, "one")
             rig.tick(store)
         assert len(rig.segments(0)) > 1
 
@@ -267,7 +263,7 @@ def test_a_core_is_opened_while_another_evicts_in_it(rig: Rig, monkeypatch: pyte
         assert rig.segments(0) == before[-1:]
         assert store.stats()["segments"] == 1
         assert record(rig.fs) is None
-        assert fill(store, 0, 1, first=700) == drain(store)
+        assert fill(store, 0, 1, first=700) == drain(store, "one")
 
 
 # ---- segments that are given up
@@ -323,7 +319,7 @@ def test_a_core_above_its_part_gives_up_its_own() -> None:
         assert store.stats()["cores"][0]["dropped_elsewhere"] == 0
         store.seal()
         rig.tick(store)
-        assert set(range(6)) <= set(drain(store))
+        assert set(range(6)) <= set(drain(store, "one"))
 
 
 def test_with_backpressure_nothing_is_given_up(rig: Rig) -> None:
@@ -356,7 +352,7 @@ def test_the_owner_was_dead_when_its_bundles_were_given_up() -> None:
         assert handle is not None
         assert handle.ref.segment == gone[-1] + 1
         handle.defer()
-        drain(owner)
+        drain(owner, "one")
         owner.maintain()
         assert owner.stats()["subscribers"]["one"]["pending_bundles"] == 0
 
@@ -374,7 +370,7 @@ def test_a_handle_on_what_was_given_up(rig: Rig) -> None:
         assert record(rig.fs)
         rig.tick(store)
         assert number_of(bundle) == number_of(handle.bundle)
-        drain(store)
+        drain(store, "one")
         rig.tick(store)
         assert store.stats()["subscribers"]["one"]["pending_bundles"] <= 1
 
@@ -436,7 +432,7 @@ def test_a_crash_at_every_step_of_an_eviction(policy: str) -> None:
         for turn in range(4):
             fill(store, 0, 20, first=turn * 20)
             if turn < 2:
-                acked |= set(drain(store))
+                acked |= set(drain(store, "one"))
         rig.tick(store)
         evictor = Evictor(rig.fs, ROOT, 1, clock=rig.clock, observer=rig.observer)
         clones: list[CrashFileSystem] = []
@@ -459,7 +455,7 @@ def test_a_crash_at_every_step_of_an_eviction(policy: str) -> None:
     for clone in clones:
         again = Rig(clone, rig.clock, size_cap_policy=policy)
         with again.open(cores=2) as store:
-            got = drain(store)
+            got = drain(store, "one")
             assert not acked & set(got)
             # What the crash came after was counted before it: an entry of the ledger, or in the progress file.
             missing = set(range(80)) - acked - set(got)
@@ -471,7 +467,7 @@ def test_a_crash_at_every_step_of_an_eviction(policy: str) -> None:
             assert record(again.fs) is None
             # A new bundle gets a number that nobody has seen.
             fill(store, 0, 1, first=500)
-            assert drain(store) == [500]
+            assert drain(store, "one") == [500]
 
 
 # ---- the account of what was given up

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_rig import ROOT, Rig, drain, fill, number_of, numbered
+from core_rig import ROOT, Rig, fill, numbered
 
 from quiver import CapacityError
 from quiver.objects.directory import DirectoryObjects
@@ -12,6 +12,7 @@ from quiver.store.cores.removal import remove_drained
 from quiver.store.cores.store import MultiCoreStore
 from quiver.store.reading.read import read
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import drain, number_of
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -43,7 +44,7 @@ def test_each_core_has_its_own_objects() -> None:
         reader = read(ROOT, fs=rig.fs)
         assert sorted(number_of(bundle) for _, bundle in reader.bundles()) == numbers
     with rig.open(cores=2) as store:
-        assert sorted(drain(store)) == numbers
+        assert sorted(drain(store, "one")) == numbers
         for _ in range(3):
             rig.clock.advance(61.0)
             rig.tick(store)
@@ -82,7 +83,7 @@ def test_room_is_made_of_what_the_tier_has() -> None:
         assert figures["segments"] == len(before)
         assert rig.observer.total("quiver.subscriber.dropped_bundles_total") == 0
         store.seal()
-        assert sorted(drain(store)) == numbers
+        assert sorted(drain(store, "one")) == numbers
         assert rig.observer.total("quiver.segment.damaged_bundles_total") == 0
 
 
@@ -114,7 +115,7 @@ def test_its_owner_was_dead_meanwhile() -> None:
     store.close()
     with rig.open(cores=2) as store:
         store.seal()
-        assert sorted(drain(store)) == numbers
+        assert sorted(drain(store, "one")) == numbers
         assert rig.observer.total("quiver.subscriber.dropped_bundles_total") == 0
 
 
@@ -146,7 +147,7 @@ def test_a_core_that_there_is_no_more_of() -> None:
     assert rig.segments(1) == []
     assert not remove_drained(rig.fs, f"{ROOT}/core_1")  # its list is all that knows of them
     with rig.open(cores=1) as store:
-        assert sorted(drain(store)) == numbers
+        assert sorted(drain(store, "one")) == numbers
         for _ in range(5):
             rig.clock.advance(61.0)
             rig.tick(store)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 import pytest
-from core_rig import ROOT, Rig, drain, fill, numbered
+from core_rig import ROOT, Rig, fill, numbered
 
 from quiver import BundleRef
 from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
+from store_rig import drain
 
 
 @pytest.mark.parametrize("what", ["dead-letter/out", "incoming/sink"])
@@ -17,13 +18,13 @@ def test_what_is_nobody_elses_keeps_a_removed_core(what: str, caplog: pytest.Log
     rig = Rig()
     with rig.open(cores=2) as store:
         fill(store, 1, 3)
-        drain(store)
+        drain(store, "one")
     rig.fs.make_dirs(f"{ROOT}/core_1/{what}")
     if what == "dead-letter/out":
         with DeadLetters(f"{ROOT}/core_1", "out", fs=rig.fs, clock=rig.clock, background=False) as letters:
             letters.add(BundleRef(0, 1), numbered(1), reason="no such table")
     with rig.open(cores=1) as store:
-        drain(store)
+        drain(store, "one")
         for _ in range(4):
             rig.clock.advance(61.0)
             rig.tick(store)
@@ -43,7 +44,7 @@ def test_a_removed_core_that_must_stay_is_looked_at_more_and_more_seldom(caplog:
     rig.fs.make_dirs(kept.rpartition("/")[0])
     rig.fs.create(kept).close()
     with rig.open(cores=1) as store:
-        drain(store)
+        drain(store, "one")
         for _ in range(3600):
             rig.clock.advance(1.0)
             store.maintain()
@@ -64,12 +65,12 @@ def test_who_is_known_is_waited_for_in_a_new_core() -> None:
         store.register("late")
     with rig.open(cores=3) as store:
         numbers = fill(store, 2, 3, first=100)
-        assert drain(store, "one", "latest") == numbers
+        assert drain(store, "one", start="latest") == numbers
         for _ in range(3):
             rig.clock.advance(rig.settings.delete_grace_s)
             rig.tick(store)
         assert [(one.id, one.pending_bundles) for one in store.orphans()] == [("late", 3)]
-        assert drain(store, "late", "latest") == numbers
+        assert drain(store, "late", start="latest") == numbers
 
 
 def test_who_was_unregistered_is_not_waited_for_in_a_new_core() -> None:
@@ -106,4 +107,4 @@ def test_a_crash_while_a_core_is_new() -> None:
     for clone in clones:
         with Rig(clone, rig.clock).open(cores=2) as store:
             numbers = fill(store, 1, 1)
-            assert drain(store, "late", "latest") == numbers
+            assert drain(store, "late", start="latest") == numbers

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from core_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, number_of, numbered
+from core_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, numbered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +19,7 @@ from quiver.store.cores.capacity import directory_bytes, find_cores
 from quiver.store.cores.store import MultiCoreStore
 from quiver.store.format.cores import CORE_CLAIM, EVICTED, core_directory
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import drain, number_of
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])
@@ -48,7 +49,7 @@ def test_a_crash_at_every_step_of_the_first_use(cores: int) -> None:
             store.register("one", start="earliest")
             again.tick(store)
             store.seal()
-            got = drain(store)
+            got = drain(store, "one")
             assert len(got) == len(set(got))
             assert expected <= set(got) <= set(range(4))
 
@@ -107,7 +108,7 @@ class Life:
         for _ in range(bundles):
             self.offered += 1
             try:
-                store.ingest(numbered(self.offered, 1_500), durable=True)
+                store.ingest(numbered(self.offered, size=1_500), durable=True)
             except CapacityError:
                 return
             self.synced.add(self.offered)
@@ -188,7 +189,7 @@ def test_random_lives_lose_nothing(seed: int, steps: int) -> None:
     with life.rig.open(cores=1) as store:
         # What was acknowledged and not yet written down comes once more; nothing else is missing.
         store.seal()
-        late = drain(store)
+        late = drain(store, "one")
         assert len(late) == len(set(late))
         assert not life.settled & set(late)
         assert life.synced <= life.out | set(late)

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from core_processes import CAP_BYTES, SEGMENT_BYTES, disk_bytes, settings
-from core_rig import number_of, numbered
+from core_rig import numbered
 
 import quiver
 from clean_process import PROCESSES
 from quiver import CapacityError
+from store_rig import number_of
 
 CORES = 3
 
@@ -33,7 +34,7 @@ def _work(root: Path, core: int, first: int, ready: Connection) -> None:
         ready.send(None)
         for number in itertools.count(first):
             try:
-                store.ingest(numbered(number, 4_000), timeout=0.01)
+                store.ingest(numbered(number, size=4_000), timeout=0.01)
                 os.write(accepted, b"%d\n" % number)
             except CapacityError:
                 store.seal()

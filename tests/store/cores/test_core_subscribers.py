@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from core_rig import Rig, drain, fill
+from core_rig import Rig, fill
 
 from quiver import BundleRef, StoreClosedError, UnknownSubscriberError, UsageError
-
-
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
+from store_rig import drain
 
 
 def test_how_all_stand_is_the_sum_of_the_cores(rig: Rig) -> None:

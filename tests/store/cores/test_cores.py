@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from core_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
+from core_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, fill, numbered
 
 import quiver
 from quiver import (
@@ -20,11 +20,7 @@ from quiver import (
 )
 from quiver.delivery.dead_letters import DeadLetters, open_dead_letters, read_dead_letters
 from quiver.store.cores.store import MultiCoreStore
-
-
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
+from store_rig import drain, number_of
 
 
 def test_cores_take_turns_and_a_subscriber_gets_all(rig: Rig) -> None:
@@ -122,7 +118,7 @@ def test_order_is_kept_within_a_core(rig: Rig) -> None:
     with rig.open() as store:
         store.register("one", start="earliest")
         fill(store, 1, 10)
-        assert drain(store) == list(range(10))
+        assert drain(store, "one") == list(range(10))
 
 
 def test_progress_survives(rig: Rig) -> None:
@@ -137,7 +133,7 @@ def test_progress_survives(rig: Rig) -> None:
             assert handle is not None
             handle.ack()
     with rig.open() as store:
-        assert sorted(drain(store)) == [4, 5]
+        assert sorted(drain(store, "one")) == [4, 5]
 
 
 def test_handles_do_all_that_handles_do(rig: Rig) -> None:
@@ -153,9 +149,9 @@ def test_handles_do_all_that_handles_do(rig: Rig) -> None:
         second.reject("not wanted")
         with pytest.raises(quiver.BundleUnavailableError):
             subscriber.claim(BundleRef(0, 2), core=1)
-        assert sorted(drain(store)) == [0, 10]
+        assert sorted(drain(store, "one")) == [0, 10]
         rig.clock.advance(6)
-        assert drain(store) == [11]
+        assert drain(store, "one") == [11]
         with pytest.raises(UnknownSubscriberError, match="core 7"):
             subscriber.claim(BundleRef(0, 0), core=7)
         assert subscriber.part(1).id == "one"
@@ -218,7 +214,7 @@ def test_a_single_store_is_not_taken_for_cores(rig: Rig) -> None:
     for name in names:
         rig.fs.rename(f"{ROOT}/{name}", f"{ROOT}/core_0/{name}")
     with rig.open(cores=2) as cores:
-        assert drain(cores) == [7]
+        assert drain(cores, "one") == [7]
 
 
 def test_a_cap_that_cores_cannot_live_on_is_refused(rig: Rig) -> None:
@@ -267,7 +263,7 @@ def test_one_core_in_each_process(rig: Rig) -> None:
         with pytest.raises(UsageError, match=f"has open core {core} of 2"):
             store.ingest(numbered(9), core=1 - core)
         store.seal()
-    assert [drain(store) for store in stores] == [[0], [1]]
+    assert [drain(store, "one") for store in stores] == [[0], [1]]
     for store in stores:
         store.close()
 
@@ -339,7 +335,7 @@ def test_fewer_cores_strand_nothing(rig: Rig) -> None:
         with pytest.raises(UsageError, match="core=3"):
             store.ingest(numbered(0), core=3)
         store.seal()
-        assert sorted(drain(store)) == list(range(8))
+        assert sorted(drain(store, "one")) == list(range(8))
         rig.tick(store)
         assert cores_on_disk(rig) == ["core_0", "core_1", "core_2", "core_3"]
         rig.clock.advance(rig.settings.delete_grace_s)
@@ -347,9 +343,9 @@ def test_fewer_cores_strand_nothing(rig: Rig) -> None:
         rig.tick(store)
         assert cores_on_disk(rig) == ["core_0", "core_1"]
         fill(store, 1, 1, first=100)
-        assert drain(store) == [100]
+        assert drain(store, "one") == [100]
     with rig.open(cores=4) as store:
-        assert drain(store) == []
+        assert drain(store, "one") == []
 
 
 def test_a_core_goes_while_all_are_asked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +356,7 @@ def test_a_core_goes_while_all_are_asked(rig: Rig, monkeypatch: pytest.MonkeyPat
         found = store._all_open()
         assert len(found) == 4
         store.seal()
-        assert sorted(drain(store)) == list(range(8))
+        assert sorted(drain(store, "one")) == list(range(8))
         rig.tick(store)
         subscriber = store.register("one", start="earliest")
         first = subscriber.part(0)
@@ -388,7 +384,7 @@ def test_a_core_goes_while_all_are_rewound(rig: Rig, monkeypatch: pytest.MonkeyP
     with rig.open(cores=2) as store:
         rig.tick(store)
         store.seal()
-        assert sorted(drain(store)) == list(range(8))
+        assert sorted(drain(store, "one")) == list(range(8))
         rig.tick(store)
         subscriber = store.register("one", start="earliest")
         parts = dict(subscriber._parts)
@@ -416,7 +412,7 @@ def test_what_nobody_finished_stays(rig: Rig) -> None:
     assert cores_on_disk(rig) == ["core_0", "core_1", "core_2", "core_3"]
     with rig.open(cores=1) as store:
         store.seal()
-        assert sorted(drain(store)) == list(range(8))
+        assert sorted(drain(store, "one")) == list(range(8))
 
 
 def test_a_subscriber_that_is_registered_before_the_core_is_found(rig: Rig) -> None:
@@ -450,7 +446,7 @@ def test_quarantine_keeps_a_removed_core(rig: Rig) -> None:
     rig.fs.create(f"{ROOT}/core_3/quarantine/something.damaged").close()
     with rig.open(cores=3) as store:
         store.seal()
-        drain(store)
+        drain(store, "one")
         rig.tick(store)
         rig.clock.advance(1_000)
         rig.tick(store)
@@ -463,7 +459,7 @@ def _gone(rig: Rig, *, letters: DeadLetters | None = None) -> bool:
     """Whether core 3 is removed when all is delivered and its turn has come several times; *letters* are open then."""
     with rig.open(cores=3) as store:
         store.seal()
-        drain(store)
+        drain(store, "one")
         for _ in range(3):
             rig.tick(store)
             rig.clock.advance(1_000)
@@ -495,7 +491,7 @@ def test_a_crash_at_every_step_of_a_removal(rig: Rig) -> None:
     left_over(rig)
     with rig.open(cores=3) as store:
         store.seal()
-        drain(store)
+        drain(store, "one")
         rig.tick(store)
         rig.clock.advance(rig.settings.delete_grace_s)
         clones = []
@@ -515,7 +511,7 @@ def test_a_crash_at_every_step_of_a_removal(rig: Rig) -> None:
     for clone in clones:
         again = Rig(clone, rig.clock)
         with again.open(cores=3) as store:
-            assert drain(store) == []
+            assert drain(store, "one") == []
             again.tick(store)
             again.clock.advance(rig.settings.delete_grace_s)
             again.tick(store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import zlib
 
 import pyarrow as pa
@@ -61,8 +60,3 @@ def build_segment(*, profile: str = "spec", footer_extra: bytes = b"", manifest:
     footer = SegmentFooter(3, 3, at, len(table), at + len(table), len(manifest))
     out += encode_segment_footer(footer) + footer_extra
     return bytes(out + encode_segment_trailer(zlib.crc32(out), footer_size=34 + len(footer_extra)))
-
-
-def resealed(data: bytes) -> bytes:
-    """*data* with its checksum made right again."""
-    return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4]))

@@ -1,13 +1,13 @@
 """The cold list: exact bytes, every way to mistreat them, room for later versions, and the names of objects."""
 
 import struct
-import zlib
 
 import format_feeding as feeding
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disk_files import with_crc32
 from quiver.errors import UsageError
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.cold_list import (
@@ -38,14 +38,10 @@ GOLDEN = bytes.fromhex(
 )
 
 
-def sealed(body: bytes) -> bytes:
-    return body + struct.pack("<I", zlib.crc32(body))
-
-
 def test_golden():
     """Entries are written in the order of their numbers, regardless of the input order."""
     data = encode_cold_list(ColdList(WHERE, (BARE, NEW)))
-    assert data == sealed(GOLDEN)
+    assert data == with_crc32(GOLDEN)
     assert decode_cold_list(memoryview(data)) == Frame(LIST, len(data))
 
 
@@ -73,7 +69,7 @@ def test_round_trip(entries):
 
 def test_mistreated():
     """Every prefix needs more, junk after the end is ignored, and every flipped bit is detected."""
-    data = sealed(GOLDEN)
+    data = with_crc32(GOLDEN)
     feeding.assert_prefixes_want_more(data, decode_cold_list)
     feeding.assert_junk_is_left(data, decode_cold_list, LIST)
     feeding.assert_flips_are_seen(data, decode_cold_list)
@@ -87,7 +83,7 @@ def test_no_bytes_make_it_raise(data):
 def test_a_later_version_may_add_fields():
     """Fields added after the known ones are skipped, in the header and in each entry."""
     body = struct.pack("<8sHHHHI4x", b"QUIVER\0O", 1, 32, 88, 2, 1) + bytes(8) + b"{}" + GOLDEN[-80:] + b"\xff" * 8
-    assert decode_cold_list(memoryview(sealed(body))) == Frame(ColdList({}, (BARE,)), len(body) + 4)
+    assert decode_cold_list(memoryview(with_crc32(body))) == Frame(ColdList({}, (BARE,)), len(body) + 4)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +105,7 @@ def test_what_cannot_be_read_says_why_and_where(at, value, offset, said):
     """Also with a right checksum; and no count makes it ask for more bytes than a lawful file has."""
     hurt = bytearray(GOLDEN)
     hurt[at : at + len(value)] = value
-    answer = decode_cold_list(memoryview(sealed(bytes(hurt))))
+    answer = decode_cold_list(memoryview(with_crc32(bytes(hurt))))
     assert isinstance(answer, Damage)
     assert answer.offset == offset
     assert said in answer.reason
@@ -132,7 +128,7 @@ def test_names_of_objects():
 
 def test_told_to_a_person():
     """Counts cover the whole list, the table only as many rows as asked for."""
-    told = STORE_FILES.describe("quiver.cold", memoryview(sealed(GOLDEN)), rows_max=1)
+    told = STORE_FILES.describe("quiver.cold", memoryview(with_crc32(GOLDEN)), rows_max=1)
     assert (told.kind, told.is_intact, told.version) == ("cold list", True, 1)
     assert told.fields == {"location": WHERE, "segments": 2, "verified": 1, "verified_bytes": 33_554_000}
     assert told.tables["cold"] == [

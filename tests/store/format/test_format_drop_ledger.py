@@ -1,13 +1,13 @@
 """The drop ledger: exact bytes, every way to mistreat them, and room for later versions."""
 
 import struct
-import zlib
 
 import format_feeding as feeding
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disk_files import with_crc32
 from quiver.errors import InvariantError
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.drop_ledger import (
@@ -26,10 +26,6 @@ GOLDEN = bytes.fromhex(
     "0900000000000000 0010000000000000 00cac471fe9c9717 03000000 02 000000 0000000000000000"
     "023815da"
 )
-
-
-def sealed(body: bytes) -> bytes:
-    return body + struct.pack("<I", zlib.crc32(body))
 
 
 def test_golden():
@@ -72,7 +68,7 @@ def test_a_later_version_may_add_fields():
     """Fields added after the known ones are skipped, in the header and in each entry."""
     entry = GOLDEN[24:64]
     body = struct.pack("<8sHHH2xI4x", b"QUIVER\0D", 1, 32, 48, 1) + bytes(8) + entry + b"\xff" * 8
-    assert decode_drop_ledger(memoryview(sealed(body))) == Frame((SIZE,), len(body) + 4)
+    assert decode_drop_ledger(memoryview(with_crc32(body))) == Frame((SIZE,), len(body) + 4)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +87,7 @@ def test_what_cannot_be_read_says_why_and_where(at, value, offset, said):
     """Also with a right checksum; and no count makes it ask for more bytes than a lawful file has."""
     hurt = bytearray(GOLDEN[:-4])
     hurt[at : at + len(value)] = value
-    answer = decode_drop_ledger(memoryview(sealed(bytes(hurt))))
+    answer = decode_drop_ledger(memoryview(with_crc32(bytes(hurt))))
     assert isinstance(answer, Damage)
     assert answer.offset == offset
     assert said in answer.reason

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import format_segments as segments
 import pytest
 
+from disk_files import with_new_crc32
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.audit import AuditRecord, decode_audit, encode_audit_record
 from quiver.store.format.cores import decode_claim, encode_claim
@@ -50,10 +51,6 @@ EVENTS = encode_event_streams([EventStream(0, 1, [1, 2, 3, 4]), EventStream(3, 0
 COLUMNS_BYTES = len(EVENTS[EVENT_COLUMNS_KEY])
 
 
-def crc_at_end(data: bytes) -> bytes:
-    return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4]))
-
-
 def read_events(view: memoryview) -> object:
     columns = decode_event_columns({EVENT_COLUMNS_KEY: bytes(view[:COLUMNS_BYTES])}, 0)
     if isinstance(columns, Damage):
@@ -86,15 +83,15 @@ LIST = encode_snapshot_list(Snapshot(5, "x", (SnapshotFile("wal/a", 3, 7), Snaps
 TRAIL = encode_audit_record(AuditRecord(5, "s", 1, ((0, 3), (7, 7)), "acked")) * 2
 CASES: dict[str, Case] = {
     "drop ledger": (DROPS, as_it_is, decode_drop_ledger),
-    "drop ledger, checksum right": (DROPS, crc_at_end, decode_drop_ledger),
-    "claim": (encode_claim(4096), crc_at_end, decode_claim),
-    "size cap": (encode_cap_note(4096), crc_at_end, decode_cap_note),
-    "room wanted": (encode_room_wanted(4096), crc_at_end, decode_room_wanted),
+    "drop ledger, checksum right": (DROPS, with_new_crc32, decode_drop_ledger),
+    "claim": (encode_claim(4096), with_new_crc32, decode_claim),
+    "size cap": (encode_cap_note(4096), with_new_crc32, decode_cap_note),
+    "room wanted": (encode_room_wanted(4096), with_new_crc32, decode_room_wanted),
     "cursor": (encode_cursor(4096), as_it_is, decode_cursor),
-    "floor": (encode_floor(7), crc_at_end, decode_floor),
+    "floor": (encode_floor(7), with_new_crc32, decode_floor),
     "identity": (b"3e0b6f0a-5d3c-4f63-9a43-0c9d6c0c5a11\n", as_it_is, decode_identity),
     "progress": (PROGRESS, as_it_is, decode_progress),
-    "progress, checksum right": (PROGRESS, crc_at_end, decode_progress),
+    "progress, checksum right": (PROGRESS, with_new_crc32, decode_progress),
     "audit trail": (TRAIL, as_it_is, lambda view: list(decode_audit(bytes(view)))),
     "snapshot list": (LIST, as_it_is, decode_snapshot_list),
     "snapshot list, checksum right": (LIST, crc_of_list, decode_snapshot_list),
@@ -106,7 +103,7 @@ CASES: dict[str, Case] = {
     "manifest": (MANIFEST, as_it_is, read_manifest),
     "manifest summary": (MANIFEST, as_it_is, lambda view: decode_manifest_summary(view, FOOTER.bundle_count)),
     "event times": (EVENTS[EVENT_COLUMNS_KEY] + EVENTS[EVENT_TIMES_KEY], as_it_is, read_events),
-    "a segment, told": (SEGMENT, crc_at_end, lambda view: STORE_FILES.describe("0000000000000001.qseg", view)),
+    "a segment, told": (SEGMENT, with_new_crc32, lambda view: STORE_FILES.describe("0000000000000001.qseg", view)),
     "a log, told": (
         encode_wal_header(b"h" * 16, 500) + ENTRY * 2,
         as_it_is,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disk_files import with_crc32
 from quiver.errors import InvariantError
 from quiver.primitives.checksum import crc32c
 from quiver.primitives.scan import Damage, Frame, NeedMore
@@ -46,10 +47,6 @@ progresses = st.builds(
     st.integers(0, 2**64 - 1),
     st.dictionaries(st.integers(0, 2**64 - 1), segments(), max_size=5),
 )
-
-
-def checked(body: bytes) -> bytes:
-    return body + struct.pack("<I", zlib.crc32(body))
 
 
 def header(entry_count: int, *, version: int = 1, size: int = 32, flags: int = 0) -> bytes:
@@ -104,7 +101,7 @@ def test_short_files_say_how_much_is_missing():
 @pytest.mark.parametrize("version", [0, 2, 65535])
 def test_other_versions_are_refused(version):
     """A future version is named even though its checksum is right."""
-    answer = decode_progress(memoryview(checked(header(0, version=version))))
+    answer = decode_progress(memoryview(with_crc32(header(0, version=version))))
     assert isinstance(answer, Damage)
     assert (answer.offset, f"unsupported version {version}" in answer.reason) == (8, True)
 
@@ -112,26 +109,26 @@ def test_other_versions_are_refused(version):
 def test_a_larger_head_is_read():
     """Fields added to the head are skipped by `header_size`."""
     body = header(1, size=40) + b"new" + bytes(5) + struct.pack("<QIHQ", 7, 64, 1, 2**64 - 1)
-    answer = decode_progress(memoryview(checked(body)))
+    answer = decode_progress(memoryview(with_crc32(body)))
     assert answer == Frame(Progress(9, {7: SegmentProgress(64, 2**64 - 1)}), len(body) + 4)
 
 
 def test_a_smaller_head_is_refused():
     """Version 1 has 32 bytes at least."""
-    answer = decode_progress(memoryview(checked(header(0, size=31) + bytes(8))))
+    answer = decode_progress(memoryview(with_crc32(header(0, size=31) + bytes(8))))
     assert answer == Damage(10, "header_size 31 is below 32")
 
 
 def test_flags_are_handed_on():
     """Unknown flags warn and do not fail: the caller sees them."""
-    answer = decode_progress(memoryview(checked(header(0, flags=0x8001))))
+    answer = decode_progress(memoryview(with_crc32(header(0, flags=0x8001))))
     assert answer == Frame(Progress(9, {}, flags=0x8001), 36)
     assert encode_progress(answer.value, profile="otap")[12:14] == b"\0\0"
 
 
 def test_bytes_behind_the_entries_are_ignored():
     """Bytes that a later writer adds between the last entry and the checksum are skipped."""
-    data = checked(header(0) + b"something new")
+    data = with_crc32(header(0) + b"something new")
     assert decode_progress(memoryview(data)) == Frame(Progress(9, {}), len(data))
 
 
@@ -150,13 +147,13 @@ def test_bytes_behind_the_entries_are_ignored():
 )
 def test_contradictions_under_a_good_checksum(body):
     """Counts beyond the limits, words that do not fit the bundles, a segment twice: damage, in little memory."""
-    assert isinstance(decode_progress(memoryview(checked(body))), Damage)
+    assert isinstance(decode_progress(memoryview(with_crc32(body))), Damage)
 
 
 def test_bits_beyond_the_last_bundle_mean_nothing():
     """Bits that another writer sets beyond the last bundle have no effect."""
     body = header(1) + struct.pack("<QIHQ", 1, 3, 1, 2**64 - 1)
-    assert decode_progress(memoryview(checked(body))).value.entries == {1: SegmentProgress(3, 0b111)}
+    assert decode_progress(memoryview(with_crc32(body))).value.entries == {1: SegmentProgress(3, 0b111)}
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 65_535, 65_536])
@@ -179,4 +176,4 @@ def test_any_bytes(data, fix):
     """No bytes make it raise, with a good checksum neither."""
     decode_progress(memoryview(data))
     data = b"QUIVSUB\0\x01\0 \0" + data
-    decode_progress(memoryview(checked(data) if fix else data))
+    decode_progress(memoryview(with_crc32(data) if fix else data))

@@ -2,18 +2,17 @@
 
 import base64
 import dataclasses
-import importlib
 import json
 import re
 import struct
 import zlib
-from pathlib import Path
 from typing import Any
 
 import format_segments as segments
 import pyarrow as pa
 import pytest
 
+from format_pages import PAGES, code_of, page_of
 from quiver.primitives.scan import Frame
 from quiver.store.format.describe import STORE_FILES
 from quiver.store.format.segment.event_times import (
@@ -27,7 +26,6 @@ from quiver.store.format.segment.event_times import (
 from quiver.store.format.segment.file import DIRECTORY_SCHEMA, decode_segment_footer
 from quiver.store.format.segment.manifest import INGESTED_AT_KEY
 
-PAGES = Path(__file__).parents[3] / "docs" / "formats"
 KINDS = ["wal", "cursor", "segment", "progress", "floor", "drops", "cores", "room", "retry-set", "cold-list"]
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 STRUCTS = {
@@ -66,15 +64,6 @@ EXAMPLES = {
     "retry-set": 1,
     "cold-list": 1,
 }
-
-
-def page_of(kind: str) -> str:
-    return (PAGES / f"{kind}.md").read_text(encoding="utf-8")
-
-
-def code_of(dotted: str) -> Any:
-    module, _, name = dotted.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def rows_under(page: str, heading: str) -> list[list[str]]:

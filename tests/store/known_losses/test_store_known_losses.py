@@ -9,48 +9,37 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from disk_files import read_file, write_file
 from quiver import Bundle, InvalidBundleError, Settings, Store, read
 from quiver import open as open_store
 from quiver.bundle import OTAP
-from quiver.observe import InMemoryObserver
 from quiver.primitives.checksum import crc32
-from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.wal_entry import WalEntry, WalSlot, encode_entry
 from quiver.store.format.wal_file import encode_wal_header
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
-from small_settings import small_settings
+from store_rig import ROOT, number_of, numbered, open_small
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-ROOT = "/buffer"
 WAL = f"{ROOT}/wal/quiver.wal"
 
+opened = partial(open_small, wal_rotate_bytes=2_000)
 
-def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
-    small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 2_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
-    return open_store(
-        ROOT,
-        small_settings(small, changes),
-        fs=fs,
-        clock=clock or ManualClock(),
-        background=False,
-        observer=InMemoryObserver(),
-    )
+
+def numbers(store: Store) -> list[int]:
+    return [number_of(bundle) for bundle in delivered(store)]
 
 
 def batch(number: int, size: int = 50) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})
-
-
-def numbered(number: int, size: int = 50) -> Bundle:
-    return Bundle({30: batch(number, size)})
 
 
 def delivered(store: Store, name: str = "s") -> list[Bundle]:
@@ -61,24 +50,6 @@ def delivered(store: Store, name: str = "s") -> list[Bundle]:
         got.append(handle.bundle)
         handle.ack()
     return got
-
-
-def numbers(store: Store, name: str = "s") -> list[int]:
-    return [bundle[30]["n"][0].as_py() for bundle in delivered(store, name)]
-
-
-def put(fs: CrashFileSystem, path: str, data: bytes) -> None:
-    """Replace a whole file, durably, as somebody else would have left it."""
-    if fs.exists(path):
-        fs.remove(path)
-    file = fs.create(path)
-    file.pwrite(data, 0)
-    file.sync()
-    fs.sync_dir(path.rpartition("/")[0])
-
-
-def contents(fs: CrashFileSystem, path: str) -> bytes:
-    return fs.read_all(path, size_max=1 << 30)
 
 
 def stream(content: pa.RecordBatch) -> bytes:
@@ -97,7 +68,7 @@ def entry(sequence: int, *slots: tuple[int, bytes, pa.RecordBatch], at_ns: int =
 def foreign_log(*entries: bytes) -> CrashFileSystem:
     fs = CrashFileSystem()
     opened(fs).close()
-    put(fs, WAL, encode_wal_header(OTAP.config_hash, 0) + b"".join(entries))
+    write_file(fs, WAL, encode_wal_header(OTAP.config_hash, 0) + b"".join(entries))
     return fs
 
 
@@ -214,9 +185,9 @@ def test_one_flipped_byte_in_the_log(where: str) -> None:
         store.ingest(numbered(number), durable=True)
     fs = fs.clone_after_kill()
     path = f"{WAL}.1" if where == "rotated" else WAL
-    data = bytearray(contents(fs, path))
+    data = bytearray(read_file(fs, path))
     data[38 + 120] ^= 1
-    put(fs, path, bytes(data))
+    write_file(fs, path, bytes(data))
     seen = [bundle[30]["n"][0].as_py() for _, bundle in read(ROOT, fs=fs).bundles()]
     with opened(fs) as store:
         got = numbers(store)
@@ -256,7 +227,7 @@ def test_an_entry_that_is_no_bundle_is_kept_aside() -> None:
         with opened(fs) as store:
             assert numbers(store) in ([0, 2], [])
     (name,) = fs.list_dir(f"{ROOT}/quarantine")
-    assert contents(fs, f"{ROOT}/quarantine/{name}") == odd
+    assert read_file(fs, f"{ROOT}/quarantine/{name}") == odd
 
 
 @pytest.mark.parametrize(
@@ -276,7 +247,7 @@ def test_a_log_file_without_a_header(header: bytes, siblings: bool) -> None:
             count += 1
         count -= 1  # the one that went to the new active file, which is lost with it
     fs = fs.clone_after_kill()
-    put(fs, WAL, header)
+    write_file(fs, WAL, header)
     for number in range(2):
         store = opened(fs, segment_bytes_max=1_000_000)
         store.ingest(numbered(100 + number), durable=True)
@@ -293,7 +264,7 @@ def test_bytes_behind_the_tail(behind: bytes) -> None:
     for number in range(4):
         store.ingest(numbered(number), durable=True)
     fs = fs.clone_after_kill()
-    put(fs, WAL, contents(fs, WAL) + behind)
+    write_file(fs, WAL, read_file(fs, WAL) + behind)
     store = opened(fs)
     store.ingest(numbered(4), durable=True)
     with opened(fs.clone_after_crash(0)) as again:
@@ -484,16 +455,16 @@ def test_torn_segment_files_pile_up(how: str) -> None:
     paths = [info.path for info in store.catalog.segments()]
     assert len(paths) > 2
     fs = fs.clone_after_kill()
-    data = contents(fs, paths[1])
+    data = read_file(fs, paths[1])
     flipped = bytearray(data)
     flipped[-20] ^= 1  # the footer: what opening looks at
     torn = {"cut": data[:-30], "empty": b"", "zeros": bytes(len(data)), "flipped": bytes(flipped)}[how]
-    put(fs, paths[1], torn)
+    write_file(fs, paths[1], torn)
     name = paths[1].rpartition("/")[2]
     for _ in range(2):
         with opened(fs):
             assert name not in fs.list_dir(f"{ROOT}/segments")
-            assert contents(fs, f"{ROOT}/quarantine/{name}") == torn
+            assert read_file(fs, f"{ROOT}/quarantine/{name}") == torn
         fs = fs.clone_after_crash(0)
 
 

@@ -7,51 +7,29 @@ Each test says what the matter was there.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-import pyarrow as pa
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
 
-from quiver import Bundle, Settings, Store
-from quiver import open as open_store
+from quiver import Settings, Store
 from quiver.metrics import OpenTelemetryObserver, observe_store
-from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.disk.file_system import FileStat, FileSystem
+from quiver.observe import InMemoryObserver
+from quiver.primitives.disk.file_system import FileStat
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from store_rig import drain, numbered, open_manual
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-ROOT = "/buffer"
 SMALL = Settings(segment_bytes_max=1_000_000, wal_rotate_bytes=2_000, wal_bytes_max=80_000, delete_grace_s=0.0)
-
-
-def opened(
-    fs: FileSystem, settings: Settings = SMALL, clock: ManualClock | None = None, observer: Observer | None = None
-) -> Store:
-    return open_store(
-        ROOT,
-        settings,
-        fs=fs,
-        clock=clock or ManualClock(),
-        background=False,
-        observer=observer or InMemoryObserver(),
-    )
+opened = partial(open_manual, settings=SMALL)
 
 
 def fill(store: Store, numbers: range) -> None:
     for number in numbers:
-        store.ingest(Bundle({30: pa.record_batch({"n": [number], "pad": ["x" * 50]})}))
-
-
-def take(store: Store, most: int = 10_000) -> list[int]:
-    subscriber = store.register("s", start="earliest")
-    got: list[int] = []
-    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(handle.bundle[30]["n"][0].as_py())
-        handle.ack()
-    return got
+        store.ingest(numbered(number))
 
 
 class LateSizes(CrashFileSystem):
@@ -73,26 +51,26 @@ def test_the_size_that_the_system_tells_is_late() -> None:
         left = fs.clone_after_kill()
     with opened(left) as store:
         store.seal()
-        assert take(store) == list(range(65))
+        assert drain(store) == list(range(65))
 
 
 def test_what_expires_while_nobody_runs_is_in_no_count() -> None:
     """Upstream #3728, #3516: segments that were over age at open went uncounted, and log entries only in part."""
     fs, clock = CrashFileSystem(), ManualClock()
     aged = replace(SMALL, max_age_s=100.0)
-    with opened(fs, aged, clock) as store:
+    with opened(fs, settings=aged, clock=clock) as store:
         store.register("s", start="earliest")
         fill(store, range(8))
         store.seal()
-        assert take(store, most=3) == [0, 1, 2]
+        assert drain(store, most=3) == [0, 1, 2]
         store.maintain()
         fill(store, range(8, 12))
         left = fs.clone_after_kill()
     seen = InMemoryObserver()
-    with opened(left, aged, ManualClock(now_ns=clock.now_ns() + 101 * 10**9), seen) as store:
+    with opened(left, settings=aged, clock=ManualClock(now_ns=clock.now_ns() + 101 * 10**9), observer=seen) as store:
         store.seal()
         store.maintain()
-        assert take(store) == []
+        assert drain(store) == []
     assert seen.total("quiver.subscriber.dropped_bundles_total") == 5 + 4
     assert seen.total("quiver.segment.dropped_total") == 2
     assert seen.total("quiver.gc.evictions_total") == 2
@@ -106,7 +84,7 @@ def test_a_restart_counts_what_was_delivered_as_waiting() -> None:
         fill(store, range(8))
         store.seal()
         before = store.stats()["subscribers"]["s"]["lag_bytes"]
-        assert take(store, most=6) == list(range(6))
+        assert drain(store, most=6) == list(range(6))
         store.maintain()
         left = fs.clone_after_kill()
     with opened(left) as store:
@@ -120,7 +98,7 @@ def test_what_only_grows_is_told_as_a_gauge() -> None:
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("quiver")
     capped = replace(SMALL, segment_bytes_max=2_000, size_cap_bytes=20_000, size_cap_policy="drop_oldest")
-    with opened(CrashFileSystem(), capped, observer=OpenTelemetryObserver(meter)) as store:
+    with opened(CrashFileSystem(), settings=capped, observer=OpenTelemetryObserver(meter)) as store:
         observe_store(store, meter)
         store.register("s", start="earliest")
         fill(store, range(200))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,50 +29,23 @@ from quiver import (
 from quiver import open as open_store
 from quiver.bundle import OTAP, Adapter, BundleRef
 from quiver.errors import UnsupportedFormatError
-from quiver.observe import InMemoryObserver
-from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.format.progress import Progress, decode_progress, encode_progress
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from store_rig import ROOT, drain, numbered, open_small
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-ROOT = "/buffer"
 PROGRESS = f"{ROOT}/quiver.sub.s"
-
-
-@pytest.fixture
-def fs() -> CrashFileSystem:
-    return CrashFileSystem()
-
-
-def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
-    small = {"segment_bytes_max": 1_000, "wal_rotate_bytes": 2_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
-    settings = Settings(**{**small, **changes})
-    return open_store(
-        ROOT, settings, fs=fs, clock=clock or ManualClock(), background=False, observer=InMemoryObserver()
-    )
-
-
-def numbered(number: int, size: int = 50) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})})
+opened = partial(open_small, segment_bytes_max=1_000, wal_rotate_bytes=2_000)
 
 
 def fill(store: Store, numbers: range) -> None:
     for number in numbers:
         store.ingest(numbered(number), durable=True)
-
-
-def take(store: Store, name: str = "s", most: int = 10_000) -> list[int]:
-    subscriber = store.register(name, start="earliest")
-    got: list[int] = []
-    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(handle.bundle[30]["n"][0].as_py())
-        handle.ack()
-    return got
 
 
 def counted(store: Store, name: str) -> float:
@@ -89,7 +63,7 @@ def test_segment_numbers_restart_after_all_were_deleted(fs: CrashFileSystem, pro
         store = opened(fs, format_profile=profile)
         fill(store, range(10 * turn, 10 * turn + 10))
         store.seal()
-        assert take(store) == list(range(10 * turn, 10 * turn + 10))
+        assert drain(store) == list(range(10 * turn, 10 * turn + 10))
         store.maintain()
         store.maintain()
         assert not len(store.catalog)
@@ -107,7 +81,7 @@ def test_segment_numbers_collide_after_a_restart(fs: CrashFileSystem) -> None:
             seqs = [info.seq for info in store.catalog.segments()]
             assert seqs == sorted(set(seqs))
     with opened(fs) as store:
-        assert take(store) == list(range(15))
+        assert drain(store) == list(range(15))
 
 
 def test_a_restart_forgets_what_was_only_logged(fs: CrashFileSystem) -> None:
@@ -117,7 +91,7 @@ def test_a_restart_forgets_what_was_only_logged(fs: CrashFileSystem) -> None:
     assert not len(store.catalog)
     with opened(fs.clone_after_crash(0)) as again:
         again.seal()
-        assert take(again) == list(range(7))
+        assert drain(again) == list(range(7))
 
 
 def test_a_deleted_segment_comes_back_after_a_power_loss(fs: CrashFileSystem) -> None:
@@ -126,7 +100,7 @@ def test_a_deleted_segment_comes_back_after_a_power_loss(fs: CrashFileSystem) ->
     store = opened(fs)
     fill(store, range(20))
     store.seal()
-    assert take(store) == list(range(20))
+    assert drain(store) == list(range(20))
     assert store.maintain().progress_written == 1
     fs.on_step = lambda operation, path: steps.append((f"{operation} {path}", fs.clone_after_crash(0)))
     fill(store, range(20, 24))
@@ -136,7 +110,7 @@ def test_a_deleted_segment_comes_back_after_a_power_loss(fs: CrashFileSystem) ->
     for label, survived in steps:
         with opened(survived) as again:
             again.seal()
-            assert not set(take(again)) & set(range(20)), label
+            assert not set(drain(again)) & set(range(20)), label
 
 
 def test_progress_that_the_other_engine_checksummed(fs: CrashFileSystem) -> None:
@@ -144,7 +118,7 @@ def test_progress_that_the_other_engine_checksummed(fs: CrashFileSystem) -> None
     with opened(fs) as store:
         fill(store, range(20))
         store.seal()
-        assert take(store, most=7) == list(range(7))
+        assert drain(store, most=7) == list(range(7))
         store.maintain()
     answer = decode_progress(memoryview(fs.read_all(PROGRESS, size_max=1 << 20)))
     assert isinstance(answer, Frame)
@@ -155,7 +129,7 @@ def test_progress_that_the_other_engine_checksummed(fs: CrashFileSystem) -> None
         file.sync()
         survived = fs.clone_after_kill()
         with opened(survived) as store:
-            assert take(store) == list(range(7, 20))
+            assert drain(store) == list(range(7, 20))
 
 
 def test_oldest_incomplete_when_nothing_is(fs: CrashFileSystem) -> None:
@@ -163,7 +137,7 @@ def test_oldest_incomplete_when_nothing_is(fs: CrashFileSystem) -> None:
     with opened(fs) as store:
         fill(store, range(20))
         store.seal()
-        take(store)
+        drain(store)
         store.maintain()
         after = store.stats()["next_segment"]
     answer = decode_progress(memoryview(fs.read_all(PROGRESS, size_max=1 << 20)))
@@ -183,7 +157,7 @@ def test_a_new_subscriber_gets_the_backlog_unasked(fs: CrashFileSystem) -> None:
         assert late.next_bundle(timeout=0) is None
         fill(store, range(10, 13))
         store.seal()
-        assert take(store, "late") == [10, 11, 12]
+        assert drain(store, "late") == [10, 11, 12]
 
 
 def test_unregister_leaves_no_trace_of_what_was_dropped(fs: CrashFileSystem) -> None:
@@ -192,8 +166,8 @@ def test_unregister_leaves_no_trace_of_what_was_dropped(fs: CrashFileSystem) -> 
         store.register("leaver", start="earliest")
         fill(store, range(10))
         store.seal()
-        take(store)
-        assert take(store, "leaver", 4) == [0, 1, 2, 3]
+        drain(store)
+        assert drain(store, "leaver", 4) == [0, 1, 2, 3]
         store.maintain()
         assert len(store.catalog)
         store.unregister("leaver")
@@ -208,7 +182,7 @@ def test_an_orphan_blocks_deletion_and_nothing_can_be_done(fs: CrashFileSystem) 
         store.register("orphan", start="earliest")
         fill(store, range(10))
     with opened(fs) as store:
-        assert take(store) == list(range(10))
+        assert drain(store) == list(range(10))
         store.maintain()
         assert len(store.catalog)
         status = store.stats()["subscribers"]["orphan"]
@@ -228,7 +202,7 @@ def test_only_the_oldest_segments_are_deleted(fs: CrashFileSystem) -> None:
         before = len(store.catalog)
         held = subscriber.next_bundle(timeout=0)
         assert held is not None
-        assert take(store) == list(range(1, 40))
+        assert drain(store) == list(range(1, 40))
         store.maintain()
         assert before > 3
         assert [info.seq for info in store.catalog.segments()] == [held.ref.segment]
@@ -284,7 +258,7 @@ def test_a_read_error_leaks_the_claim(fs: CrashFileSystem) -> None:
         with pytest.raises(OSError, match="Input/output"):
             _ = handle.bundle
         faults.heal()
-        assert sorted(take(store)) == [0, 1, 2]
+        assert sorted(drain(store)) == [0, 1, 2]
 
 
 def test_what_is_expired_under_its_reader_counts_as_damage(fs: CrashFileSystem) -> None:
@@ -326,7 +300,7 @@ def test_a_permanent_refusal_is_delivered_for_ever(fs: CrashFileSystem) -> None:
         assert counted(store, "quiver.subscriber.rejected_bundles_total") == 3
         store.maintain()
     with opened(fs.clone_after_crash(0)) as store:
-        assert take(store) == []
+        assert drain(store) == []
 
 
 def test_retries_in_an_outage_grow_without_end(fs: CrashFileSystem) -> None:
@@ -344,7 +318,7 @@ def test_retries_in_an_outage_grow_without_end(fs: CrashFileSystem) -> None:
         queue = membership.queue
         assert queue is not None
         assert len(queue._delayed) + len(queue._due) < 200
-        assert take(store) == list(range(20))
+        assert drain(store) == list(range(20))
 
 
 def test_a_bundle_that_waits_for_its_retry_blocks_newer_ones(fs: CrashFileSystem) -> None:
@@ -357,9 +331,9 @@ def test_a_bundle_that_waits_for_its_retry_blocks_newer_ones(fs: CrashFileSystem
         handle = subscriber.next_bundle(timeout=0)
         assert handle is not None
         handle.defer(30)
-        assert take(store) == [1, 2, 3, 4]
+        assert drain(store) == [1, 2, 3, 4]
         clock.advance(31)
-        assert take(store) == [0]
+        assert drain(store) == [0]
 
 
 def test_a_waiter_sleeps_past_a_bundle_that_was_given_back(tmp_path: Path) -> None:
@@ -397,7 +371,7 @@ def test_claiming_what_is_not_there(fs: CrashFileSystem) -> None:
         for ref in (BundleRef(99, 0), BundleRef(0, 9_999)):
             with pytest.raises(BundleUnavailableError):
                 subscriber.claim(ref)
-        assert take(store) == [0, 1, 2]
+        assert drain(store) == [0, 1, 2]
 
 
 # ── caps and clocks ─────────────────────────────────────────────────────────────────────────────────────
@@ -417,10 +391,10 @@ def test_a_full_store_deadlocks_after_a_restart(fs: CrashFileSystem) -> None:
         fs = fs.clone_after_kill()
         with opened(fs, **caps) as store:
             store.seal()
-            assert take(store, most=3)
+            assert drain(store, most=3)
         fs = fs.clone_after_kill()
     with opened(fs, **caps) as store:
-        rest = take(store)
+        rest = drain(store)
         assert rest[-1] == count - 1
         store.ingest(numbered(count, 100))
 
@@ -430,7 +404,7 @@ def test_the_books_about_the_disk_drift(fs: CrashFileSystem) -> None:
     store = opened(fs)
     for turn in range(6):
         fill(store, range(20 * turn, 20 * turn + 20))
-        take(store, most=30)
+        drain(store, most=30)
         store.maintain()
         on_disk = sum(
             fs.stat(f"{ROOT}/{room}/{name}").size_bytes
@@ -460,7 +434,7 @@ def test_an_entry_that_is_accepted_and_cut_off_at_restart(fs: CrashFileSystem) -
             store.ingest(huge)
         fill(store, range(2))
         store.seal()
-        assert take(store) == [0, 1]
+        assert drain(store) == [0, 1]
 
 
 def test_more_bundles_than_progress_can_speak_of() -> None:
@@ -477,10 +451,10 @@ def test_time_based_sealing_needs_another_ingest(fs: CrashFileSystem) -> None:
         fill(store, range(2))
         clock.advance(4)
         store.maintain()
-        assert take(store) == []
+        assert drain(store) == []
         clock.advance(2)
         store.maintain()
-        assert take(store) == [0, 1]
+        assert drain(store) == [0, 1]
 
 
 # ── directories ─────────────────────────────────────────────────────────────────────────────────────────

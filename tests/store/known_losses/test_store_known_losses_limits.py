@@ -8,52 +8,24 @@ from __future__ import annotations
 
 import errno
 import threading
+from functools import partial
 
-import pyarrow as pa
 import pytest
 
-from quiver import Bundle, CapacityError, Settings, Store
+from quiver import CapacityError, Settings, Store
 from quiver import open as open_store
-from quiver.observe import InMemoryObserver
-from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from store_rig import ROOT, drain, numbered, open_small
 
 pytestmark = pytest.mark.usefixtures("quiet")
-
-ROOT = "/buffer"
-
-
-@pytest.fixture
-def fs() -> CrashFileSystem:
-    return CrashFileSystem()
-
-
-def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
-    small = {"segment_bytes_max": 1_000, "wal_rotate_bytes": 2_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
-    settings = Settings(**{**small, **changes})
-    return open_store(
-        ROOT, settings, fs=fs, clock=clock or ManualClock(), background=False, observer=InMemoryObserver()
-    )
-
-
-def numbered(number: int, size: int = 50) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})})
+opened = partial(open_small, segment_bytes_max=1_000, wal_rotate_bytes=2_000)
 
 
 def fill(store: Store, numbers: range) -> None:
     for number in numbers:
         store.ingest(numbered(number))
-
-
-def take(store: Store, name: str = "s", most: int = 10_000) -> list[int]:
-    subscriber = store.register(name, start="earliest")
-    got: list[int] = []
-    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(handle.bundle[30]["n"][0].as_py())
-        handle.ack()
-    return got
 
 
 def counted(store: Store, name: str) -> float:
@@ -71,7 +43,7 @@ def test_a_log_at_its_cap_only_refuses(fs: CrashFileSystem) -> None:
             assert store.stats()["wal_bytes"] <= 8_000
         assert len(store.catalog) > 3
         store.seal()
-        assert take(store) == list(range(200))
+        assert drain(store) == list(range(200))
 
 
 def test_one_log_file_more_than_the_limit_says(fs: CrashFileSystem) -> None:
@@ -83,7 +55,7 @@ def test_one_log_file_more_than_the_limit_says(fs: CrashFileSystem) -> None:
             names = [name for name in fs.list_dir(f"{ROOT}/wal") if not name.endswith(("cursor", "next"))]
             most = max(most, len(names))
         store.seal()
-        assert take(store) == list(range(40))
+        assert drain(store) == list(range(40))
     assert most == 3
 
 
@@ -118,7 +90,7 @@ def test_callers_at_the_same_time_are_told_of_errors_that_are_none(tmp_path) -> 
         for thread in threads:
             thread.join()
         store.seal()
-        got = take(store)
+        got = drain(store)
     assert not failures
     assert sorted(got) == [1_000 * turn + number for turn in range(4) for number in range(50)]
 
@@ -138,7 +110,7 @@ def test_what_expired_while_nobody_ran_comes_back_from_the_log(fs: CrashFileSyst
         store.seal()
         store.maintain()
         assert not len(store.catalog)
-        assert take(store) == []
+        assert drain(store) == []
         assert counted(store, "quiver.subscriber.dropped_bundles_total") == 5
 
 
@@ -149,7 +121,7 @@ def test_expiry_counts_what_was_delivered_as_lost(fs: CrashFileSystem) -> None:
         store.register("s", start="earliest")
         fill(store, range(8))
         store.seal()
-        assert take(store, most=6) == [0, 1, 2, 3, 4, 5]
+        assert drain(store, most=6) == [0, 1, 2, 3, 4, 5]
         clock.advance(11.0)
         store.maintain()
         assert not len(store.catalog)
@@ -192,6 +164,6 @@ def test_drop_oldest_cannot_drop_what_was_not_sealed(fs: CrashFileSystem) -> Non
         faults.heal()
         store.maintain()
         store.seal()
-        got = take(store)
+        got = drain(store)
         assert got == accepted[-len(got) :]
         assert len(accepted) - len(got) == counted(store, "quiver.subscriber.dropped_bundles_total") > 0

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
 from quiver import Bundle, CapacityError, Settings, Store, StoreFailedError
-from quiver import open as open_store
 from quiver.bundle import BundleRef
-from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.store import REREAD_BYTES_MIN
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from store_rig import open_manual
 
 ROOT = "/large"
 ROWS = REREAD_BYTES_MIN // 8
@@ -24,10 +24,7 @@ KINDS = {
     "times": lambda values: pa.array(values, pa.timestamp("ns")),
     "dictionary": lambda values: pa.array([str(value % 7) for value in values]).dictionary_encode(),
 }
-
-
-def opened(fs: FileSystem, settings: Settings = SETTINGS, clock: ManualClock | None = None) -> Store:
-    return open_store(ROOT, settings, fs=fs, clock=clock or ManualClock(), background=False)
+opened = partial(open_manual, settings=SETTINGS, root=ROOT)
 
 
 def large(number: int, kind: str = "plain") -> pa.RecordBatch:
@@ -55,7 +52,7 @@ def test_they_come_out_as_they_went_in(kind: str, compression: str) -> None:
     fs = CrashFileSystem()
     settings = Settings(segment_bytes_max=64 << 20, wal_rotate_bytes=REREAD_BYTES_MIN, segment_compression=compression)
     given = []
-    with opened(fs, settings) as store:
+    with opened(fs, settings=settings) as store:
         for number in range(4):
             given += [large(number, kind), large(number, kind).slice(0, 3)]
             for batch in given[-2:]:

@@ -3,65 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
-import pyarrow as pa
 import pytest
 
-from quiver import Bundle, CapacityError, Settings, Store
-from quiver import open as open_store
+from quiver import CapacityError, Store
 from quiver.observe import InMemoryObserver
-from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import DROP_LEDGER, RESERVE
 from quiver.store.removal.drops import DropLedger
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from store_rig import drain, ingest_until_full, numbered, open_small
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 ROOT = "/limits"
 SEGMENT = 4_000
 CAP = 60_000
-
-
-def settings(**changes: object) -> Settings:
-    small = {"segment_bytes_max": SEGMENT, "wal_rotate_bytes": 8_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
-    return Settings(**{**small, **changes})
-
-
-def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
-    return open_store(
-        ROOT,
-        settings(**changes),
-        fs=fs,
-        clock=clock or ManualClock(),
-        background=False,
-        observer=InMemoryObserver(),
-    )
-
-
-def numbered(number: int, size: int = 200) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})})
-
-
-def taken(store: Store, name: str, most: int = 10_000) -> list[int]:
-    subscriber = store.register(name, start="earliest")
-    got: list[int] = []
-    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(handle.bundle[30]["n"][0].as_py())
-        handle.ack()
-    return got
-
-
-def fill(store: Store, start: int = 0, most: int = 2_000) -> tuple[int, CapacityError]:
-    """Ingest until the store refuses; how many it took, and what it said."""
-    for number in range(start, start + most):
-        try:
-            store.ingest(numbered(number))
-        except CapacityError as full:
-            return number, full
-    raise AssertionError("it was never full")
+opened = partial(open_small, root=ROOT)
+bundle_of = partial(numbered, size=200)
+fill = partial(ingest_until_full, bundle_of=bundle_of)
 
 
 def total(store: Store, name: str, **attributes: object) -> int:
@@ -79,11 +42,6 @@ def on_disk(fs: CrashFileSystem, path: str = ROOT) -> int:
     return sum(on_disk(fs, f"{path}/{name}") for name in names)
 
 
-@pytest.fixture
-def fs() -> CrashFileSystem:
-    return CrashFileSystem()
-
-
 # ── the size cap ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -96,9 +54,9 @@ def test_the_cap_holds_for_everything_on_disk(fs: CrashFileSystem, policy: str, 
         store.register("s", start="earliest")
         for number in range(400):
             try:
-                store.ingest(numbered(number), durable=durable)
+                store.ingest(bundle_of(number), durable=durable)
             except CapacityError:
-                taken(store, "s", 20)
+                drain(store, "s", 20)
             if number % 7 == 0:
                 store.maintain()
             largest = max(largest, on_disk(fs))
@@ -128,14 +86,14 @@ def test_backpressure_deletes_nothing_unfinished(fs: CrashFileSystem) -> None:
         number = 0
         for _ in range(4):
             number, full = fill(store, number)
-            taken(store, "quick")
+            drain(store, "quick")
         assert full.held_by == "slow"
         assert "retention.size_cap" in full.what
         store.seal()
-        assert taken(store, "slow") == list(range(number))
+        assert drain(store, "slow") == list(range(number))
         assert total(store, "quiver.segment.dropped_total") == 0
         assert total(store, "quiver.ingest.throttle_total") >= 1
-        store.ingest(numbered(number))
+        store.ingest(bundle_of(number))
 
 
 def test_without_a_subscriber_the_refusal_says_that_nobody_finishes_anything(fs: CrashFileSystem) -> None:
@@ -150,16 +108,16 @@ def test_drop_oldest_gives_up_the_oldest_and_says_how_much_to_whom(fs: CrashFile
     with opened(fs, size_cap_bytes=CAP, size_cap_policy="drop_oldest") as store:
         store.register("idle", start="earliest")
         for number in range(60):
-            store.ingest(numbered(number))
-        early = taken(store, "busy", 20)
+            store.ingest(bundle_of(number))
+        early = drain(store, "busy", 20)
         for number in range(60, 400):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         store.seal()
-        kept = taken(store, "idle")
+        kept = drain(store, "idle")
         assert kept == list(range(kept[0], 400))
         lost = total(store, "quiver.subscriber.dropped_bundles_total", subscriber="idle", reason="size")
         assert lost == kept[0]
-        assert taken(store, "busy") == kept
+        assert drain(store, "busy") == kept
         busy = total(store, "quiver.subscriber.dropped_bundles_total", subscriber="busy", reason="size")
         assert busy == kept[0] - len(early) - early[0]
         assert total(store, "quiver.segment.dropped_total", reason="size") > 0
@@ -173,7 +131,7 @@ def test_finished_segments_go_before_unfinished_ones(fs: CrashFileSystem) -> Non
     """Under `drop_oldest`, too: nothing is given up while something that nobody wants is there, whatever its age."""
     with opened(fs, size_cap_bytes=CAP, size_cap_policy="drop_oldest", delete_grace_s=1e9) as store:
         for number in range(60):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         store.seal()
         half = len(store.catalog) // 2
         newest = [info.seq for info in store.catalog.segments()][half:]
@@ -194,7 +152,7 @@ def test_finished_segments_go_before_unfinished_ones(fs: CrashFileSystem) -> Non
         before = len(store.catalog)
         number = 100
         while len(store.catalog) >= before:
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
             store.maintain()
             number += 1
             before = max(before, len(store.catalog))
@@ -209,9 +167,9 @@ def test_early_finalizing_when_only_the_open_segment_can_make_room(fs: CrashFile
     with opened(fs, segment_bytes_max=20_000, wal_rotate_bytes=20_000, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         for number in range(30):
-            store.ingest(numbered(number, 1_500))
+            store.ingest(bundle_of(number, size=1_500))
             if number % 8 == 7:
-                taken(store, "s")
+                drain(store, "s")
                 store.maintain()
         assert total(store, "quiver.ingest.throttle_total") == 0
         assert total(store, "quiver.segment.sealed_total") > 30 * 1_500 // 20_000
@@ -225,10 +183,10 @@ def test_waiting_for_room_lasts_until_the_deadline(fs: CrashFileSystem) -> None:
         number, _ = fill(store)
         started = clock.monotonic()
         with pytest.raises(CapacityError):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         assert clock.monotonic() == started
         with pytest.raises(CapacityError, match="held by s"):
-            store.ingest(numbered(number), timeout=3.0)
+            store.ingest(bundle_of(number), timeout=3.0)
         assert 3.0 <= clock.monotonic() - started < 3.1
 
 
@@ -244,13 +202,13 @@ def test_room_that_comes_while_waiting_is_used(fs: CrashFileSystem) -> None:
                 waits.append(timeout)
                 condition.release()
                 try:
-                    taken(store, "s")
+                    drain(store, "s")
                 finally:
                     condition.acquire()
                 return super().wait(condition, timeout)
 
         object.__setattr__(store._admission._context, "clock", Acking())
-        store.ingest(numbered(number), timeout=3.0)
+        store.ingest(bundle_of(number), timeout=3.0)
         assert len(waits) == 1
 
 
@@ -260,12 +218,12 @@ def test_a_cap_that_became_smaller_is_met(fs: CrashFileSystem) -> None:
         store.register("s", start="earliest")
         number, _ = fill(store)
     with opened(fs, size_cap_bytes=CAP // 2) as store, pytest.raises(CapacityError, match=r"size_cap \(30000"):
-        store.ingest(numbered(number))
+        store.ingest(bundle_of(number))
     with opened(fs, size_cap_bytes=CAP // 2, size_cap_policy="drop_oldest") as store:
-        store.ingest(numbered(number))
+        store.ingest(bundle_of(number))
         assert on_disk(fs) <= CAP // 2 + SEGMENT
         store.seal()
-        assert taken(store, "s")[-1] == number
+        assert drain(store, "s")[-1] == number
 
 
 # ── the caps of the log, and of the number of segments ───────────────────────────────────────────────────
@@ -276,22 +234,22 @@ def test_rotated_files_are_counted_with_the_active_one(fs: CrashFileSystem) -> N
     with opened(fs, wal_files_max=3, wal_rotate_bytes=1_000, segment_bytes_max=1_000_000) as store:
         most = 0
         for number in range(100):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
             names = [name for name in fs.list_dir(f"{ROOT}/wal") if not name.endswith(".cursor")]
             most = max(most, len(names))
         assert most == 3
         store.seal()
-        assert taken(store, "s") == list(range(100))
+        assert drain(store, "s") == list(range(100))
 
 
 def test_the_log_stays_below_its_cap_by_sealing_early(fs: CrashFileSystem) -> None:
     """A slot that is written rarely keeps no log: the open segment is sealed when the log needs its room."""
     with opened(fs, segment_bytes_max=1_000_000, wal_rotate_bytes=2_000, wal_bytes_max=9_000) as store:
         for number in range(200):
-            store.ingest(numbered(number), durable=number % 3 == 0)
+            store.ingest(bundle_of(number), durable=number % 3 == 0)
             assert store.stats()["wal_bytes"] <= 9_000
         store.seal()
-        assert taken(store, "s") == list(range(200))
+        assert drain(store, "s") == list(range(200))
 
 
 def test_the_number_of_segments_has_a_cap_too(fs: CrashFileSystem) -> None:
@@ -301,10 +259,10 @@ def test_the_number_of_segments_has_a_cap_too(fs: CrashFileSystem) -> None:
         number, full = fill(store)
         assert "retention.max_segments (5)" in full.what
         assert len(store.catalog) <= 5
-        store.ingest(numbered(number)) if taken(store, "s") else None
+        store.ingest(bundle_of(number)) if drain(store, "s") else None
     with opened(fs, segments_max=5, size_cap_policy="drop_oldest") as store:
         for number in range(200):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
             assert len(store.catalog) <= 5
 
 
@@ -312,7 +270,7 @@ def test_a_segment_takes_a_number_of_bundles(fs: CrashFileSystem) -> None:
     """`segment.max_bundle_count`: a progress file can speak of so many."""
     with opened(fs, segment_bundles_max=7) as store:
         for number in range(30):
-            store.ingest(numbered(number, 1))
+            store.ingest(bundle_of(number, size=1))
         store.seal()
         assert [info.bundle_count for info in store.catalog.segments()] == [7, 7, 7, 7, 2]
 
@@ -326,9 +284,9 @@ def test_over_age_goes_wanted_or_not(fs: CrashFileSystem) -> None:
     with opened(fs, clock, max_age_s=100.0) as store:
         store.register("s", start="earliest")
         for number in range(20):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         store.seal()
-        done = taken(store, "s", 4)
+        done = drain(store, "s", 4)
         store.maintain()
         clock.advance(99)
         assert store.maintain().segments_deleted == 0
@@ -346,31 +304,31 @@ def test_the_open_segment_expires_too(fs: CrashFileSystem) -> None:
     with opened(fs, clock, max_age_s=100.0) as store:
         store.register("s", start="earliest")
         for number in range(9):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
             store.seal()
-        store.ingest(numbered(9))
+        store.ingest(bundle_of(9))
         clock.advance(100)
         store.maintain()
         assert store.stats()["open_bundles"] == 0
         store.maintain()
         assert len(store.catalog) == 0
-        assert taken(store, "s") == []
+        assert drain(store, "s") == []
 
 
 def test_age_goes_on_over_a_restart(fs: CrashFileSystem) -> None:
     """It is that of the bundles, not that of the process; and what the log brings back is as old as it was."""
     clock = ManualClock()
     with opened(fs, clock, max_age_s=100.0) as store:
-        store.ingest(numbered(0))
+        store.ingest(bundle_of(0))
         store.seal()
         clock.advance(60)
-        store.ingest(numbered(1))
+        store.ingest(bundle_of(1))
         disk = fs.clone_after_kill()
     clock.advance(50)
     with opened(disk, clock, max_age_s=100.0) as store:
         store.maintain()
         store.seal()
-        assert taken(store, "s") == [1]
+        assert drain(store, "s") == [1]
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -383,7 +341,7 @@ def test_a_drop_is_counted_once_wherever_a_directory_sync_fails(goes_on: bool) -
         with opened(disk, clock, max_age_s=100.0) as store:
             store.register("s", start="earliest")
             for number in range(3):
-                store.ingest(numbered(number))
+                store.ingest(bundle_of(number))
                 store.seal()
             store.maintain()
             clock.advance(100)
@@ -400,7 +358,7 @@ def test_a_drop_is_counted_once_wherever_a_directory_sync_fails(goes_on: bool) -
             store.maintain()
             dropped += total(store, "quiver.segment.dropped_total", reason="age")
             assert len(store.catalog) == 0
-            assert taken(store, "s") == []
+            assert drain(store, "s") == []
         assert dropped == 3, f"sync {call}"
         if not hit:
             break
@@ -427,18 +385,18 @@ def test_a_clock_that_steps_expires_nothing_early(fs: CrashFileSystem, step_s: i
     clock = ManualClock()
     with opened(fs, clock, max_age_s=100.0) as store:
         store.register("s", start="earliest")
-        store.ingest(numbered(0))
+        store.ingest(bundle_of(0))
         clock.set_wall_ns(clock.now_ns() + step_s * 10**9)
-        store.ingest(numbered(1))
+        store.ingest(bundle_of(1))
         store.seal()
-        store.ingest(numbered(2))
+        store.ingest(bundle_of(2))
         clock.set_wall_ns(clock.now_ns() + step_s * 10**9)
         store.maintain()
         store.seal()
         clock.advance(99)
         store.maintain()
         assert len(store.catalog) == 2
-        assert taken(store, "s") == [0, 1, 2]
+        assert drain(store, "s") == [0, 1, 2]
         clock.advance(1)
         store.maintain()
         assert len(store.catalog) == 0
@@ -449,19 +407,19 @@ def test_headroom_keeps_the_newest_finished_segments(fs: CrashFileSystem) -> Non
     with opened(fs, steady_state_headroom_bytes=20_000, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         for number in range(300):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
             if number % 10 == 9:
-                taken(store, "s")
+                drain(store, "s")
                 store.maintain()
         store.seal()
-        taken(store, "s")
+        drain(store, "s")
         store.maintain()
         kept = [info.seq for info in store.catalog.segments()]
         assert kept[-1] == store.stats()["next_segment"] - 1
         assert 20_000 - 8_000 < store.catalog.bytes <= 20_000
         fill_to = 0
         while store.catalog.segments()[0].seq == kept[0]:
-            store.ingest(numbered(1_000 + fill_to))
+            store.ingest(bundle_of(1_000 + fill_to))
             fill_to += 1
         assert total(store, "quiver.gc.evictions_total", reason="size") >= 1
 
@@ -472,9 +430,9 @@ def test_grace_keeps_finished_segments_for_readers(fs: CrashFileSystem) -> None:
     with opened(fs, clock, delete_grace_s=60.0) as store:
         store.register("s", start="earliest")
         for number in range(20):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         store.seal()
-        taken(store, "s")
+        drain(store, "s")
         store.maintain()
         clock.advance(59)
         store.maintain()
@@ -488,9 +446,9 @@ def test_age_does_not_wait_for_grace_or_headroom(fs: CrashFileSystem) -> None:
     clock = ManualClock()
     with opened(fs, clock, delete_grace_s=1e9, steady_state_headroom_bytes=50_000, max_age_s=10.0) as store:
         store.register("s", start="earliest")
-        store.ingest(numbered(0))
+        store.ingest(bundle_of(0))
         store.seal()
-        taken(store, "s")
+        drain(store, "s")
         clock.advance(10)
         assert store.maintain().segments_deleted == 1
         assert total(store, "quiver.segment.dropped_total") == 0
@@ -501,7 +459,7 @@ def test_without_subscribers_only_age_and_the_cap_delete(fs: CrashFileSystem) ->
     clock = ManualClock()
     with opened(fs, clock) as store:
         for number in range(20):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         store.seal()
         clock.advance(1e6)
         assert store.maintain().segments_deleted == 0
@@ -514,14 +472,14 @@ def test_reclaim_frees_what_is_finished_and_nothing_else(fs: CrashFileSystem) ->
     with opened(fs, delete_grace_s=1e9) as store:
         store.register("s", start="earliest")
         for number in range(60):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         store.seal()
         before = len(store.catalog)
-        taken(store, "s", 30)
+        drain(store, "s", 30)
         assert store.reclaim(1) > 0
         assert len(store.catalog) == before - 1
         store.reclaim(10**9)
-        assert taken(store, "s")[0] == 30
+        assert drain(store, "s")[0] == 30
         assert 1 < len(store.catalog) < before - 1
 
 
@@ -530,7 +488,7 @@ def test_the_reserve_counts_and_is_small(fs: CrashFileSystem) -> None:
     with opened(fs) as store:
         store.register("s", start="earliest")
         for number in range(60):
-            store.ingest(numbered(number), durable=True)
+            store.ingest(bundle_of(number), durable=True)
         store._cleanup.side.measure(now=True)
         assert 0 < fs.stat(f"{ROOT}/{RESERVE}").size_bytes <= SEGMENT // 32
         beside = sum(fs.stat(f"{ROOT}/{name}").size_bytes for name in ("quiver.sub.s.lock",))

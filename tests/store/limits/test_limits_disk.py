@@ -5,56 +5,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+from functools import partial
 
 import pyarrow as pa
 import pytest
 from limits_disk import SmallDisk
 
-from quiver import Bundle, CapacityError, Settings, Store
+from quiver import Bundle, CapacityError, Settings
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver
-from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.names import RESERVE
 from quiver.testing.clock import ManualClock
-from small_settings import small_settings
+from store_rig import drain, ingest_until_full, numbered, open_small
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 ROOT = "/full"
-
-
-def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
-    small = {"segment_bytes_max": 32_000, "wal_rotate_bytes": 32_000, "wal_bytes_max": 200_000, "delete_grace_s": 0.0}
-    return open_store(
-        ROOT,
-        small_settings(small, changes),
-        fs=fs,
-        clock=clock or ManualClock(),
-        background=False,
-        observer=InMemoryObserver(),
-    )
-
-
-def numbered(number: int, size: int = 500) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})})
-
-
-def taken(store: Store, name: str, most: int = 10_000) -> list[int]:
-    subscriber = store.register(name, start="earliest")
-    got: list[int] = []
-    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(handle.bundle[30]["n"][0].as_py())
-        handle.ack()
-    return got
-
-
-def fill(store: Store, start: int = 0) -> tuple[int, CapacityError]:
-    for number in range(start, start + 2_000):
-        try:
-            store.ingest(numbered(number))
-        except CapacityError as full:
-            return number, full
-    raise AssertionError("the disk was never full")
+opened = partial(open_small, root=ROOT, segment_bytes_max=32_000, wal_rotate_bytes=32_000, wal_bytes_max=200_000)
+bundle_of = partial(numbered, size=500)
+fill = partial(ingest_until_full, bundle_of=bundle_of)
 
 
 def squeeze(disk: SmallDisk) -> None:
@@ -75,13 +44,13 @@ def test_acknowledgements_are_written_and_free_the_disk() -> None:
         assert "the disk of /full" in full.what
         assert full.held_by == "s"
         squeeze(disk)
-        got = taken(store, "s")
+        got = drain(store, "s")
         assert store.maintain().progress_written == 1
         assert len(store.catalog) == 0
         disk.capacity = 150_000
-        store.ingest(numbered(number))
+        store.ingest(bundle_of(number))
         store.seal()
-        assert got + taken(store, "s") == list(range(number + 1))
+        assert got + drain(store, "s") == list(range(number + 1))
 
 
 class Told(InMemoryObserver):
@@ -103,7 +72,7 @@ def test_a_full_disk_is_told_when_it_begins_and_once_a_minute() -> None:
     settings = Settings(segment_bytes_max=32_000, wal_rotate_bytes=32_000, wal_bytes_max=200_000, delete_grace_s=0.0)
     with open_store(ROOT, settings, fs=disk, clock=clock, background=False, observer=observer) as store:
         for number in range(20):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         disk.capacity = 0
         with pytest.raises(CapacityError):
             store.seal()
@@ -128,12 +97,12 @@ def test_the_reserve_comes_back_before_ingest_goes_on() -> None:
             number, _ = fill(store, number)
             squeeze(disk)
             before = len(store.catalog)
-            while len(store.catalog) == before and taken(store, "s", 1):
+            while len(store.catalog) == before and drain(store, "s", 1):
                 store.maintain()
             assert len(store.catalog) < before or not before, "an acknowledgement could not be written"
             disk.capacity = 150_000
             clock.advance(1)
-        store.ingest(numbered(number))
+        store.ingest(bundle_of(number))
         assert disk.exists(f"{ROOT}/{RESERVE}")
 
 
@@ -148,7 +117,7 @@ def test_a_long_progress_file_can_be_replaced_on_a_full_disk() -> None:
         subscriber = store.register("s", start="earliest")
         number = 0
         while number < 60:
-            store.ingest(numbered(number, 10))
+            store.ingest(bundle_of(number, size=10))
             number += 1
             if number % 20 == 0:
                 store.seal()
@@ -174,7 +143,7 @@ def test_a_long_progress_file_can_be_replaced_on_a_full_disk() -> None:
         disk.capacity = 2_000_000
         clock.advance(2)
         store.maintain()
-        store.ingest(numbered(number))
+        store.ingest(bundle_of(number))
 
 
 @pytest.mark.parametrize("durability", ["wal", "segment_only"])
@@ -192,11 +161,11 @@ def test_closing_and_opening_on_a_full_disk(durability: str) -> None:
     store.close()
     with opened(disk) as store:
         with pytest.raises(CapacityError):
-            store.ingest(numbered(number))
-        assert taken(store, "s") or store.stats()["segments"] == 0
+            store.ingest(bundle_of(number))
+        assert drain(store, "s") or store.stats()["segments"] == 0
         disk.capacity = 400_000
         store.seal()
-        got = taken(store, "s")
+        got = drain(store, "s")
         assert got[-1] == number - 1
 
 
@@ -208,15 +177,15 @@ def test_an_append_that_finds_no_room_waits_until_the_deadline() -> None:
         number, _ = fill(store)
         started = clock.monotonic()
         with pytest.raises(CapacityError, match="the disk of /full"):
-            store.ingest(numbered(number), timeout=2.0)
+            store.ingest(bundle_of(number), timeout=2.0)
         assert 2.0 <= clock.monotonic() - started < 2.2
         started = clock.monotonic()
         with pytest.raises(CapacityError):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         assert clock.monotonic() == started
         disk.capacity = 300_000
         clock.advance(1)
-        store.ingest(numbered(number), timeout=2.0)
+        store.ingest(bundle_of(number), timeout=2.0)
 
 
 def test_drop_oldest_goes_on_when_the_disk_is_full() -> None:
@@ -225,10 +194,10 @@ def test_drop_oldest_goes_on_when_the_disk_is_full() -> None:
     with opened(disk, size_cap_policy="drop_oldest", segment_bytes_max=16_000, wal_rotate_bytes=8_000) as store:
         store.register("s", start="earliest")
         for number in range(600):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         disk.capacity = 400_000
         store.seal()
-        got = taken(store, "s")
+        got = drain(store, "s")
         assert got == list(range(got[0], 600))
         assert len(got) > 50
         observer = store._observer
@@ -276,13 +245,13 @@ def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
         if call == ["ingest"]:
             for _ in range(chance.randrange(1, 12)):
                 try:
-                    store.ingest(numbered(number, chance.randrange(600)), durable=chance.random() < 0.3)
+                    store.ingest(bundle_of(number, size=chance.randrange(600)), durable=chance.random() < 0.3)
                 except CapacityError:
                     break
                 number += 1
         elif call == ["take"]:
             name = chance.choice(names)
-            got[name] += taken(store, name, chance.randrange(60))
+            got[name] += drain(store, name, chance.randrange(60))
         elif call == ["maintain"]:
             store.maintain()
         elif call == ["flush"]:
@@ -306,7 +275,7 @@ def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
     store.maintain()
     store.seal()
     for name in names:
-        got[name] += taken(store, name)
+        got[name] += drain(store, name)
     count_lost()
     store.close()
     for name in names:

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
-import pyarrow as pa
 import pytest
 
-from quiver import Bundle, CapacityError, Settings, Store, StoreFailedError
+from quiver import CapacityError, Settings, StoreFailedError
 from quiver import open as open_store
 from quiver.errors import SettingsError
-from quiver.primitives.disk.file_system import FileSystem
-from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from small_settings import small_settings
+from store_rig import drain, numbered, open_small
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 ROOT = "/settings"
 MIB = 1024 * 1024
-
-
-def opened(fs: FileSystem, **changes: object) -> Store:
-    small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 8_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
-    return open_store(ROOT, small_settings(small, changes), fs=fs, clock=ManualClock(), background=False)
-
-
-def numbered(number: int, size: int = 200) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})})
-
-
-def taken(store: Store, name: str) -> list[int]:
-    subscriber = store.register(name, start="earliest")
-    got: list[int] = []
-    while (handle := subscriber.next_bundle(timeout=0)) is not None:
-        got.append(handle.bundle[30]["n"][0].as_py())
-        handle.ack()
-    return got
+opened = partial(open_small, root=ROOT)
+bundle_of = partial(numbered, size=200)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +73,10 @@ def test_a_store_of_any_compression_opens_under_any(compression: str) -> None:
     fs = CrashFileSystem()
     with opened(fs, segment_compression=compression) as store:
         for number in range(20):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
     for other in ("zstd", "none"):
         with opened(fs, segment_compression=other, delete_grace_s=1e9) as store:
-            assert taken(store, f"by-{other}") == list(range(20))
+            assert drain(store, f"by-{other}") == list(range(20))
 
 
 def test_durability_may_change_with_a_backlog_in_the_log() -> None:
@@ -103,7 +85,7 @@ def test_durability_may_change_with_a_backlog_in_the_log() -> None:
     store = opened(fs)
     store.register("s", start="earliest")
     for number in range(30):
-        store.ingest(numbered(number), durable=True)
+        store.ingest(bundle_of(number), durable=True)
     number = 30
     for durability in ("segment_only", "wal", "segment_only"):
         fs = fs.clone_after_kill()
@@ -112,14 +94,14 @@ def test_durability_may_change_with_a_backlog_in_the_log() -> None:
             assert store.stats()["open_bundles"] == 0
             assert list(store.recent_wal_entries()) == []
         for _ in range(5):
-            store.ingest(numbered(number), durable=True)
+            store.ingest(bundle_of(number), durable=True)
             number += 1
         if durability == "segment_only":
             store.seal()
     fs = fs.clone_after_crash(0)
     with opened(fs) as store:
         store.seal()
-        assert taken(store, "s") == list(range(number))
+        assert drain(store, "s") == list(range(number))
 
 
 def test_segment_only_refuses_at_the_cap_as_well() -> None:
@@ -129,14 +111,14 @@ def test_segment_only_refuses_at_the_cap_as_well() -> None:
         number = 0
         with pytest.raises(CapacityError, match="held by s"):
             for number in range(1_000):
-                store.ingest(numbered(number))
+                store.ingest(bundle_of(number))
         assert store.disk_bytes <= 44_000
         store.seal()
-        assert taken(store, "s") == list(range(number))
-        store.ingest(numbered(number))
+        assert drain(store, "s") == list(range(number))
+        store.ingest(bundle_of(number))
     with opened(fs, durability="segment_only", size_cap_bytes=40_000, size_cap_policy="drop_oldest") as store:
         for number in range(1_000, 1_400):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
             assert store.disk_bytes <= 44_000
 
 
@@ -157,18 +139,18 @@ def test_a_background_thread_that_dies_fails_the_store(tmp_path, monkeypatch, th
     with pytest.raises(StoreFailedError) as failed:
         for number in range(10_000):
             try:
-                store.ingest(numbered(number))
+                store.ingest(bundle_of(number))
             except CapacityError:
                 break
         monkeypatch.setattr(store._background, "_maintain" if thread == "maintain" else "_flush", die)
         store._background.wake()
         store._background.mark_dirty()
         while True:
-            store.ingest(numbered(0), timeout=60)
+            store.ingest(bundle_of(0), timeout=60)
     assert died.is_set()
     causes = [failed.value.__cause__, failed.value.__cause__.__cause__]
     assert isinstance(causes[1], RuntimeError)
     assert "RuntimeError: nobody thought of this" in str(failed.value)
     with pytest.raises(StoreFailedError, match="nobody thought of this"):
-        store.ingest(numbered(0))
+        store.ingest(bundle_of(0))
     store.close()

@@ -5,18 +5,29 @@ flows through.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 import pytest
 from limits_disk import SmallDisk
 
 from quiver import Bundle, CapacityError, Store
-from quiver import open as open_store
-from quiver.testing.clock import ManualClock
-from small_settings import small_settings
+from store_rig import numbered, open_small
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 MIB = 1 << 20
+bundle_of = partial(numbered, size=20_000)
+
+
+def opened(disk: SmallDisk, **changes: object) -> Store:
+    large = {
+        "segment_bytes_max": MIB,
+        "wal_rotate_bytes": 2 * MIB,
+        "wal_bytes_max": 256 * MIB,
+        "segment_open_s_max": 1e6,
+    }
+    return open_small(disk, root="/small", **{**large, **changes})
 
 
 class HonestDisk(SmallDisk):
@@ -24,15 +35,6 @@ class HonestDisk(SmallDisk):
 
     def free_bytes(self, path: str) -> int:
         return max(0, self.capacity - self.used())
-
-
-def opened(disk: SmallDisk, **changes: object) -> Store:
-    settings = {"segment_bytes_max": MIB, "wal_rotate_bytes": 2 * MIB, "delete_grace_s": 0.0, "segment_open_s_max": 1e6}
-    return open_store("/small", small_settings(settings, changes), fs=disk, clock=ManualClock(), background=False)
-
-
-def numbered(number: int) -> Bundle:
-    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * 20_000]})})
 
 
 @pytest.mark.parametrize("durability", ["wal", "segment_only"])
@@ -47,7 +49,7 @@ def test_everything_flows_through_a_disk_below_a_log_and_two_segments(capacity: 
         for number in range(300):
             for _ in range(5):
                 try:
-                    store.ingest(numbered(number))
+                    store.ingest(bundle_of(number))
                 except CapacityError as full:
                     assert full.what.startswith("the disk of /small is full (")
                     refused += 1
@@ -101,7 +103,7 @@ def test_the_oldest_go_when_the_disk_ends_and_policy_says_so() -> None:
     with opened(disk, size_cap_policy="drop_oldest") as store:
         store.register("s", start="earliest")
         for number in range(400):
-            store.ingest(numbered(number))
+            store.ingest(bundle_of(number))
         store.seal()
         subscriber = store.register("s", start="earliest")
         kept = []
@@ -123,5 +125,5 @@ def test_a_disk_that_does_not_say_is_used_until_it_refuses() -> None:
     with opened(disk) as store:
         with pytest.raises(CapacityError, match="the disk of"):
             for number in range(100):
-                store.ingest(numbered(number))
+                store.ingest(bundle_of(number))
         disk.capacity = 100 * MIB

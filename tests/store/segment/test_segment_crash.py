@@ -10,6 +10,7 @@ import errno
 import pytest
 from segment_samples import assert_holds, sample_bundles, sealed
 
+from disk_files import PowerCut
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.names import parse_segment_name, segment_name
 from quiver.store.segment.reader import SegmentReader
@@ -20,10 +21,6 @@ from quiver.testing.faultfs import FaultFileSystem
 DIRECTORY = "/store/segments"
 NAME = segment_name(5)
 BUNDLES = sample_bundles(8)
-
-
-class PowerCut(BaseException):
-    """Nothing handles it: the process is gone."""
 
 
 def new_disk() -> CrashFileSystem:

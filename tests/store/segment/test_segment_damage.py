@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import replace
 
 import pytest
 from segment_samples import Bundles, sample_bundles, write
 
+from disk_files import with_new_crc32
 from quiver.errors import CorruptionError
 from quiver.store.format.names import segment_name
 from quiver.store.format.segment.file import encode_directory
@@ -90,16 +90,12 @@ def test_open_reads_only_the_end_and_verify_finds_the_rest() -> None:
         list(reader.stream_batches(0))
 
 
-def with_checksum(data: bytes) -> bytes:
-    return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4]))
-
-
 def test_nonsense_under_a_right_checksum_is_damage_too() -> None:
     """A writer that was wrong, not a disk: the tables point at nothing, or a stream is no Arrow file."""
     data = segment()
     end = data.index(b"ARROW1", 64)
-    assert_damaged(with_checksum(data[:end] + b"ARROW2" + data[end + 6 :]))
-    assert_damaged(with_checksum(data[: end - 4] + b"\xff\xff\xff\x7f" + data[end:]))
+    assert_damaged(with_new_crc32(data[:end] + b"ARROW2" + data[end + 6 :]))
+    assert_damaged(with_new_crc32(data[: end - 4] + b"\xff\xff\xff\x7f" + data[end:]))
     # The first stream's place in the directory: 64 bytes further on there is something else.
     fs = CrashFileSystem()
     fs.make_dirs("/segments")
@@ -112,7 +108,7 @@ def test_nonsense_under_a_right_checksum_is_damage_too() -> None:
         directory = encode_directory([changed, *others])
         rest = data[footer[5] : -50]
         tail = struct.pack("<HIIQIQI", *footer[:4], len(directory), directory_at + len(directory), footer[6])
-        assert_damaged(with_checksum(data[:directory_at] + directory + rest + tail + data[-16:]))
+        assert_damaged(with_new_crc32(data[:directory_at] + directory + rest + tail + data[-16:]))
 
 
 def test_a_stream_or_chunk_that_is_not_there() -> None:

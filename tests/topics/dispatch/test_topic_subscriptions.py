@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from topic_disks import ROOT, TOPIC, open_topics, overwrite, payloads
+from topic_disks import ROOT, TOPIC, open_topics, payloads
 
+from disk_files import overwrite
 from quiver.errors import CorruptionError, DirectoryInUseError, StoreClosedError, UsageError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem

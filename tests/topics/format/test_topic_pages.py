@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import struct
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from format_pages import code_of, page_of
 from quiver.primitives.scan import Frame
 from quiver.topics.format.checkpoint import TRAILER_MAGIC
 from quiver.topics.format.frame import decode_frame
@@ -26,7 +24,6 @@ from quiver.topics.format.sink_batch import COMMITS
 from quiver.topics.format.subscription import decode_subscription
 from quiver.topics.format.watch import decode_watch, encode_watch
 
-PAGES = Path(__file__).parents[3] / "docs" / "formats"
 KINDS = ["topic-wal", "topic-checkpoint", "topic-subscription", "topic-sink", "topic-watch", "topic-request"]
 CODES = {"u32": "I", "u64": "Q"}
 STRUCTS = {
@@ -45,15 +42,6 @@ LIMITS = {
     "topic-watch": 1,
     "topic-request": 1,
 }
-
-
-def page_of(kind: str) -> str:
-    return (PAGES / f"{kind}.md").read_text(encoding="utf-8")
-
-
-def code_of(dotted: str) -> Any:
-    module, _, name = dotted.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
