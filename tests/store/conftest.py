@@ -1,1 +1,1 @@
-"""Puts the modules that tests of the store share on the path, for those in sub-folders too."""
+"""Put the modules that the tests of the store share on the path, also for those in subfolders."""

@@ -1,4 +1,4 @@
-"""A disk of a few kilobytes: what does not fit is refused, part of it written, as file systems do."""
+"""A disk of a few kilobytes: it refuses writes that do not fit, after writing a part, as file systems do."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFile, FaultFileSystem
 
 BLOCK = 16
-"""What an empty file takes."""
+"""The size of an empty file."""
 
 
 class SmallDisk(FaultFileSystem):
-    """`inner` with room for `capacity` bytes. What is removed is free at once."""
+    """A file system with space for `capacity` bytes. Removed files free their space at once."""
 
     def __init__(self, capacity: int) -> None:
         self.inner = CrashFileSystem()

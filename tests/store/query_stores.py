@@ -40,7 +40,7 @@ class CountingFiles:
 
 
 def opened(**settings: Any) -> tuple[Store, CrashFileSystem, ManualClock]:
-    """An empty store that nobody drives but the test."""
+    """Return an empty store without threads."""
     disk, clock = CrashFileSystem(), ManualClock()
     store = open_store(ROOT, Settings(**settings), fs=disk, clock=clock, background=False)
     return store, disk, clock

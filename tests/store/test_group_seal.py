@@ -36,8 +36,8 @@ def numbers(fs: Any) -> list[int]:
         return read_numbers(fs)
 
 
-def test_a_durable_call_survives_a_power_loss() -> None:
-    """Whatever comes after it; what was not asked to be durable goes with the open segment."""
+def test_a_durable_call_without_a_log_survives_a_power_loss() -> None:
+    """At any later moment; bundles without `durable` are lost with the open segment."""
     fs = CrashFileSystem()
     store = opened(fs)
     store.ingest(numbered(0))
@@ -55,7 +55,7 @@ def test_a_durable_call_survives_a_power_loss() -> None:
 
 
 def test_an_otlp_confirmation_survives_a_power_loss() -> None:
-    """As `ack: synced` says."""
+    """As `ack: synced` promises."""
     fs = CrashFileSystem()
     store = opened(fs)
     intake = OtlpIntake(store, OtlpSettings(ack="synced"))
@@ -84,7 +84,7 @@ class Gate:
 
 
 def test_callers_share_a_segment(tmp_path: Path) -> None:
-    """While one segment is written, those who come meanwhile wait for the next one, together."""
+    """While one segment is written, later callers share the next one."""
     gate, clock = Gate(), ManualClock(waits="hold")
     store = open_store(tmp_path / "store", SETTINGS, fs=gate, clock=clock, background=False)  # type: ignore[arg-type]
     threads = [
@@ -118,8 +118,8 @@ def test_seals_of_one_caller_are_spaced() -> None:
     store.close()
 
 
-def test_a_full_disk_says_that_the_bundle_is_kept() -> None:
-    """It must not be ingested again: it is sealed when there is room."""
+def test_on_a_full_disk_the_bundle_is_kept() -> None:
+    """It must not be ingested again: it is sealed once there is space."""
     inner = CrashFileSystem()
     fs = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
     store = opened(fs)
@@ -135,8 +135,8 @@ def test_a_full_disk_says_that_the_bundle_is_kept() -> None:
     store.close()
 
 
-def test_a_disk_that_fails_ends_it() -> None:
-    """Nobody waits for ever, and nothing is called durable."""
+def test_a_failed_disk_ends_every_wait() -> None:
+    """No caller waits forever, and no bundle counts as durable."""
     inner = CrashFileSystem()
     fs = FaultFileSystem(inner, {"sync": 1}, error=errno.EIO, path_part=".qseg", forever=True)
     store = opened(fs)
@@ -149,8 +149,8 @@ def test_a_disk_that_fails_ends_it() -> None:
         store.close()
 
 
-def test_what_drop_oldest_gives_up_is_not_waited_for() -> None:
-    """On a full disk without a segment left, the one that could not be written goes, and the call returns."""
+def test_a_call_does_not_wait_for_a_dropped_segment() -> None:
+    """On a full disk without other segments, the segment that could not be written is dropped, and the call returns."""
     inner = CrashFileSystem()
     fs = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
     settings = replace(SETTINGS, size_cap_policy="drop_oldest")
@@ -184,8 +184,8 @@ nodes:
 """
 
 
-def test_a_confirmation_from_memory_is_told() -> None:
-    """`ack: logged` without a log promises nothing; `synced` is kept."""
+def test_a_confirmation_from_memory_is_described() -> None:
+    """`ack: logged` without a log guarantees nothing; `synced` keeps its guarantee."""
     for ack, warned in (("logged", True), ("synced", False)):
         text = PIPELINE.partition("      wal:")[0].replace("config: {protocols", f"config: {{ack: {ack}, protocols")
         described = describe(load_pipeline(text, source="p.yaml", values={})[0])
@@ -194,7 +194,7 @@ def test_a_confirmation_from_memory_is_told() -> None:
 
 @pytest.mark.parametrize("key", ["wal.flush_interval", "wal.max_size", "wal.rotation_target", "wal.max_rotated_files"])
 def test_keys_of_the_log_are_refused(key: str) -> None:
-    """There is none, so they would have no effect; also where they say what is the default anyway."""
+    """Without a log they have no effect; they are refused even with their default values."""
     value = {"wal.flush_interval": "25ms", "wal.max_rotated_files": 10}.get(key, "256MiB")
     with pytest.raises(SettingsError, match=f"{key} has no effect with durability segment_only"):
         Settings.from_mapping({"durability": "segment_only", key: value})

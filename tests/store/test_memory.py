@@ -1,4 +1,4 @@
-"""Memory stays bounded: the open segment, the one being written, and a fixed rest, however much goes through."""
+"""Memory stays bounded by the open segment, the one being written, and a constant, for any amount of data."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ print(int(peak.split()[1]) * 1024)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.parametrize("kind", ["plain", "dictionary"])
-def test_memory_does_not_grow_with_what_went_through(tmp_path: Path, kind: str) -> None:
-    """160 MB go through with segments of 16 MiB; the process never needs more than two of them and 256 MiB."""
+def test_memory_does_not_grow_with_the_amount_of_data(tmp_path: Path, kind: str) -> None:
+    """160 MB pass through with segments of 16 MiB; the process never needs more than two of them and 256 MiB."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD.format(kind=kind), str(tmp_path / "store")],
         capture_output=True,
@@ -76,11 +76,10 @@ with quiver.open(sys.argv[1], settings, background=False) as store:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the pages of files from /proc")
 @pytest.mark.parametrize("order", ["oldest", "round_robin"])
-def test_memory_is_as_large_as_the_disk(tmp_path: Path, order: str) -> None:
+def test_read_segments_do_not_stay_mapped(tmp_path: Path, order: str) -> None:
     """
-    Upstream #2218: every segment that was read stayed mapped, and the process seemed to need the whole backlog.
-
-    A hundred megabytes are read and given back for later: of mapped files only the newest stay in memory.
+    Upstream #2218: every segment that was read stayed mapped, and the process seemed to need the whole backlog. A
+    hundred megabytes are read and deferred: only the newest mapped files stay in memory.
     """
     done = subprocess.run(
         [sys.executable, "-c", BACKLOG.format(order=order), str(tmp_path / "store")],

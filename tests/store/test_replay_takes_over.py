@@ -1,4 +1,4 @@
-"""Replay takes over what the log has as it is; only what is laid out otherwise is decoded and serialised anew."""
+"""Replay reuses log entries as they are; only those with another layout are decoded and serialized again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_plain_entries_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replayed(logged(PLAIN, PLAIN.slice(1))) == [PLAIN, PLAIN.slice(1)]
 
 
-def test_what_is_decoded_comes_back_too() -> None:
+def test_decoded_entries_are_recovered() -> None:
     """Dictionaries, and batches without a body."""
     empty = PLAIN.slice(0, 0)
     assert replayed(logged(DICTIONARY, PLAIN, empty)) == [DICTIONARY, PLAIN, empty]
@@ -55,8 +55,8 @@ def stream(*batches: pa.RecordBatch) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def test_only_one_whole_batch_is_taken_over() -> None:
-    """No batch, two batches, a cut one and garbage are left to the decoder."""
+def test_only_an_entry_with_one_complete_batch_is_reused() -> None:
+    """No batch, two batches, a truncated one and invalid bytes are decoded."""
     whole = stream(PLAIN)
     schema_only = PLAIN.schema.serialize().to_pybytes() + whole[-8:]
     encoder = SlotEncoder()

@@ -1,4 +1,4 @@
-"""Which segments may go: a truth table, with time as an argument."""
+"""Which segments may be deleted: a truth table, with time as an argument."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def sized(*seqs):
 @pytest.mark.parametrize(
     ("complete", "passed_s", "grace_s", "expected"),
     [
-        ([], 100.0, 10.0, []),  # nobody is finished, or there are no subscribers
+        ([], 100.0, 10.0, []),  # no subscriber is finished, or there are none
         ([0], 0.0, 10.0, []),
         ([0], 9.999, 10.0, []),
         ([0], 10.0, 10.0, [0]),
@@ -34,7 +34,7 @@ def test_each_segment_has_its_own_time():
     assert retention.deletable(sized(1), now_s=16) == [1]
 
 
-def test_the_grace_period_starts_over_when_somebody_wants_the_segment_again():
+def test_the_grace_period_restarts_when_a_segment_is_pending_again():
     retention = Retention(grace_s=10)
     retention.deletable(sized(0), now_s=0)
     retention.deletable({}, now_s=5)
@@ -42,7 +42,7 @@ def test_the_grace_period_starts_over_when_somebody_wants_the_segment_again():
     assert retention.deletable(sized(0), now_s=22) == [0]
 
 
-def test_what_could_not_be_deleted_is_named_again():
+def test_a_segment_that_could_not_be_deleted_is_returned_again():
     retention = Retention(grace_s=1)
     retention.deletable(sized(0), now_s=0)
     assert retention.deletable(sized(0), now_s=2) == [0]
@@ -54,7 +54,7 @@ def test_what_could_not_be_deleted_is_named_again():
     [(0, [1, 2, 3]), (99, [1, 2, 3]), (100, [1, 2]), (250, [1]), (299, [1]), (300, [])],
 )
 def test_the_newest_stay_as_headroom(headroom_bytes, expected):
-    """Whole segments, and never more than asked for."""
+    """Whole segments, and never more than configured."""
     retention = Retention(grace_s=0, headroom_bytes=headroom_bytes)
     assert retention.deletable(sized(1, 2, 3), now_s=0) == expected
 
@@ -67,7 +67,7 @@ def test_headroom_does_not_shorten_the_grace_period():
 
 
 def test_age_counts_from_the_newest_bundle():
-    """Segments that are gone are not named again; without a limit nothing is."""
+    """Deleted segments are not returned again; without a limit none is."""
     retention = Retention(grace_s=0, age_s_max=60)
     retention.born(3, -100.0)
     retention.born(4, 10.0)

@@ -1,4 +1,4 @@
-"""What opening a store reads, and what it leaves for later: counted at the file system, never timed."""
+"""Opening a store: which files are read, counted at the file system, never timed."""
 
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ TAIL_BYTES = 16 * 1024
 
 
 class CountingFile:
-    """A file that tells how many bytes were read of it."""
+    """A file that counts how many bytes are read from it."""
 
     def __init__(self, file, counts):
         self._file = file
@@ -36,7 +36,7 @@ class CountingFile:
 
 
 class CountingFiles:
-    """A file system that counts what is read: bytes by path, and calls by name and path."""
+    """A file system that counts reads: bytes by path, and calls by name and path."""
 
     def __init__(self, fs):
         self._fs = fs
@@ -89,7 +89,7 @@ def sealed(count, rows=4):
 
 @pytest.fixture
 def verifications(monkeypatch):
-    """How often the checksum of a whole segment was computed."""
+    """Record each computation of the checksum of a whole segment."""
     from quiver.store.format.segment.file import check_segment_checksum
     from quiver.store.segment import reader
 
@@ -104,7 +104,7 @@ def verifications(monkeypatch):
 
 
 def test_opening_reads_the_end_of_each_segment_once(verifications):
-    """However large a segment is, opening reads its last 16 KiB, in one call, and maps nothing."""
+    """For any size of a segment, opening reads its last 16 KiB, in one call, and maps nothing."""
     fs = CountingFiles(sealed(5, rows=50_000))
     with opened(fs) as store:
         assert len(store.catalog) == 5
@@ -118,7 +118,7 @@ def test_opening_reads_the_end_of_each_segment_once(verifications):
 
 
 def test_each_directory_is_listed_a_fixed_number_of_times():
-    """Ten times the segments need no further listing, and no look at anything but the segments themselves."""
+    """Ten times the segments need no further listing, and no access except to the segments themselves."""
     calls = []
     for count in (3, 30):
         fs = CountingFiles(sealed(count))
@@ -128,8 +128,8 @@ def test_each_directory_is_listed_a_fixed_number_of_times():
     assert max(number for (name, _), number in calls[0].items() if name == "list_dir") <= 4
 
 
-def test_the_checksum_is_computed_before_the_first_bundle_and_then_never_again(verifications):
-    """Once in the life of the process, also when more segments are read in turn than readers are kept."""
+def test_a_checksum_is_computed_once_before_the_first_bundle(verifications):
+    """Once in the life of the process, also if more segments are read in turn than readers are cached."""
     count = 70  # the store keeps 64 readers
     fs = CountingFiles(sealed(count))
     with opened(fs) as store:
@@ -142,8 +142,8 @@ def test_the_checksum_is_computed_before_the_first_bundle_and_then_never_again(v
         assert len(verifications) == count
 
 
-def test_a_damaged_body_is_found_when_it_is_read_not_when_the_store_opens():
-    """Opening does not see it; no byte of it is handed out; the others are."""
+def test_a_damaged_body_is_detected_when_it_is_read():
+    """Opening does not detect it; none of its bytes is delivered; the other segments are."""
     disk = sealed(2, rows=5_000)
     path = f"{ROOT}/segments/0000000000000000.qseg"
     data = bytearray(disk.read_all(path, size_max=1 << 20))
@@ -160,7 +160,7 @@ def test_a_damaged_body_is_found_when_it_is_read_not_when_the_store_opens():
 
 
 def test_quarantine_replaces_nothing():
-    """What lies there under the same name stays; the same bytes come to lie there once."""
+    """A file with the same name is kept; the same bytes are stored once."""
     disk = sealed(1)
     for contents in (b"first", b"second", b"first", b"second"):
         file = disk.create(f"{ROOT}/a.qseg")
@@ -172,10 +172,10 @@ def test_quarantine_replaces_nothing():
     assert sorted(kept) == [b"first", b"second"]
 
 
-def test_a_segment_that_the_log_may_still_have_is_verified_at_open(verifications):
+def test_a_segment_after_the_cursor_is_verified_at_open(verifications):
     """
-    What the cursor has not passed is either in the log or in the segment: before the log's copy is passed over, the
-    segment is read to its last byte, and counts as verified from then on.
+    Its bundles may also be in the log: before those entries are skipped, the segment is read completely, and counts as
+    verified from then on.
     """
     disk = sealed(4)
     disk.remove(f"{ROOT}/wal/quiver.wal.cursor")
@@ -186,7 +186,7 @@ def test_a_segment_that_the_log_may_still_have_is_verified_at_open(verifications
         assert len(verifications) == 4
 
 
-def test_each_log_file_is_read_once_and_only_what_is_replayed_twice():
+def test_log_files_are_read_once_and_replayed_ones_twice():
     """Files whose entries are all in segments are read once; retired ones with something to replay, once more."""
     disk = CrashFileSystem()
     store = opened(disk, wal_rotate_bytes=20_000, segment_bytes_max=1 << 20)
@@ -199,7 +199,7 @@ def test_each_log_file_is_read_once_and_only_what_is_replayed_twice():
     for _ in range(20):
         store.ingest(bundle(200))
     disk = disk.clone_after_kill()
-    disk.create(purged).pwrite(data, 0)  # as a power loss brings it back
+    disk.create(purged).pwrite(data, 0)  # as after a power loss
     retired = {f"{ROOT}/wal/{name}" for name in disk.list_dir(f"{ROOT}/wal") if name[-1].isdigit()}
     holding = {path: scan_file(disk, path).entries[-1].sequence >= 20 for path in retired}
     fs = CountingFiles(disk)
@@ -212,8 +212,8 @@ def test_each_log_file_is_read_once_and_only_what_is_replayed_twice():
     assert fs.calls["read_all", active] == 1
 
 
-def test_nothing_is_decoded_of_entries_that_segments_hold(monkeypatch):
-    """The scan checks every entry and makes an object of none; recovery then asks for those it replays alone."""
+def test_entries_that_segments_contain_are_not_decoded(monkeypatch):
+    """The scan checks every entry and creates no objects; recovery reads only the entries that it replays."""
     from quiver.store.wal import scan as scanning
 
     disk = CrashFileSystem()
@@ -235,7 +235,7 @@ def test_nothing_is_decoded_of_entries_that_segments_hold(monkeypatch):
 
 
 def test_entries_of_a_scan_are_a_sequence():
-    """By place, by slice and in order they are the same; their positions go by the file's header."""
+    """By index, by slice and in order they are the same; their positions follow from the file's header."""
     disk = CrashFileSystem()
     store = opened(disk, wal_rotate_bytes=1_000)
     for _ in range(12):
@@ -255,7 +255,7 @@ def test_entries_of_a_scan_are_a_sequence():
 
 
 def test_steps_can_be_called_again():
-    """Loading segments and scanning the log change nothing about a sound directory."""
+    """Loading segments and scanning the log change nothing about a valid directory."""
     from quiver.observe import InMemoryObserver
     from quiver.store.catalog import Catalog
 
@@ -271,7 +271,7 @@ def test_steps_can_be_called_again():
 
 
 def test_a_plan_reads_the_end_of_each_segment_once(verifications):
-    """A scan maps one segment for each schema that it meets, of the others it reads the last 16 KiB, in one call."""
+    """A scan maps one segment for each schema; of the others it reads the last 16 KiB, in one call."""
     disk = sealed(6, rows=50_000)
     with opened(disk) as store:
         store.ingest(quiver.Bundle({30: pa.record_batch({"x": [1], "host": ["a"]})}))
@@ -291,8 +291,8 @@ def test_a_plan_reads_the_end_of_each_segment_once(verifications):
     assert not [path for (_, path) in fs.calls - before if path.endswith(".qseg")]
 
 
-def test_a_flipped_bit_at_the_end_of_a_segment_is_told_or_harmless(tmp_path):
-    """A plan believes no directory that its manifest does not vouch for: all rows come, or the damage is named."""
+def test_a_flipped_bit_at_the_end_of_a_segment_is_reported_or_harmless(tmp_path):
+    """A plan uses no directory that its manifest does not confirm: all rows are returned, or the damage is reported."""
     with quiver.open(tmp_path, background=False) as store:
         for _ in range(2):
             store.ingest(bundle())
@@ -311,8 +311,8 @@ def test_a_flipped_bit_at_the_end_of_a_segment_is_told_or_harmless(tmp_path):
     assert told > 100
 
 
-def test_each_step_of_recovery_is_told_in_the_order_of_the_list(tmp_path, caplog):
-    """What the list in `recovery` names is what the log of a reopened store says, with what each step found."""
+def test_each_step_of_recovery_is_logged_in_order(tmp_path, caplog):
+    """The log of a reopened store has the steps of the list in `recovery`, with their results."""
     listed = re.findall(r"^\d+\. `(\w+)`", recovery.__doc__, re.MULTILINE)
     with quiver.open(tmp_path / "s") as store:
         store.register("reader", start="earliest")

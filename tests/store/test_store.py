@@ -1,4 +1,4 @@
-"""The store as its caller sees it: ingest, seal, deliver, delete, refuse, close."""
+"""The store from a caller's view: ingest, seal, deliver, delete, refuse, close."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from store_rig import ROOT, drain, numbered, small_settings
 from store_rig import open_small as opened
 
 
-def test_what_goes_in_comes_out_in_order_once(fs: CrashFileSystem) -> None:
+def test_bundles_are_delivered_once_and_in_order(fs: CrashFileSystem) -> None:
     """Two subscribers each get every bundle once, in the order of ingest; then the disk is free."""
     with opened(fs) as store:
         for name in ("one", "two"):
@@ -77,14 +77,14 @@ def test_the_profile_that_the_rust_engine_reads_is_opened_too(fs: CrashFileSyste
 
 
 def test_one_writer_per_directory(fs: CrashFileSystem) -> None:
-    """The second one is refused, naming the holder, and may try again when the first has closed."""
+    """The second one is refused with the owner's name, and may try again after the first has closed."""
     with opened(fs), pytest.raises(DirectoryInUseError, match="pid"):
         opened(fs)
     opened(fs).close()
 
 
-def test_a_closed_store_refuses(fs: CrashFileSystem) -> None:
-    """Closing twice is fine, using it is not."""
+def test_a_closed_store_refuses_every_call(fs: CrashFileSystem) -> None:
+    """Closing twice is harmless."""
     store = opened(fs)
     store.close()
     store.close()
@@ -95,7 +95,7 @@ def test_a_closed_store_refuses(fs: CrashFileSystem) -> None:
 
 
 def test_segments_are_sealed_by_time_without_another_ingest(fs: CrashFileSystem) -> None:
-    """`maintain` seals an old open segment; a young one it leaves alone."""
+    """`maintain` seals an old open segment, and keeps a young one open."""
     clock = ManualClock()
     with opened(fs, clock, segment_open_s_max=5.0) as store:
         store.ingest(numbered(1))
@@ -107,7 +107,7 @@ def test_segments_are_sealed_by_time_without_another_ingest(fs: CrashFileSystem)
 
 
 def test_segments_are_sealed_by_stream_count(fs: CrashFileSystem) -> None:
-    """A producer that changes its schema with every bundle cannot grow a segment without end."""
+    """A producer that changes its schema with every bundle cannot grow a segment without limit."""
     with opened(fs, segment_streams_max=3, segment_bytes_max=1_000_000) as store:
         for number in range(7):
             store.ingest(Bundle({30: pa.record_batch({"n": [number], f"column {number}": [0]})}))
@@ -117,7 +117,7 @@ def test_segments_are_sealed_by_stream_count(fs: CrashFileSystem) -> None:
 
 
 def test_time_based_sealing_waits_while_every_subscriber_lags(fs: CrashFileSystem) -> None:
-    """Small files help nobody who is behind; size still seals, and so does flush."""
+    """Small files do not help lagging subscribers; size still seals, and so does `seal`."""
     clock = ManualClock()
     with opened(fs, clock, segment_open_s_max=1.0) as store:
         subscriber = store.register("s", start="earliest")
@@ -133,8 +133,8 @@ def test_time_based_sealing_waits_while_every_subscriber_lags(fs: CrashFileSyste
         assert store.maintain().sealed == 1
 
 
-def test_a_full_store_refuses_and_says_who_holds_it(fs: CrashFileSystem) -> None:
-    """Nothing of the refused bundle is kept; when the slowest subscriber has acked, there is room again."""
+def test_a_full_store_refuses_and_names_the_slowest_subscriber(fs: CrashFileSystem) -> None:
+    """No part of the refused bundle is kept; once the slowest subscriber has acked, there is space again."""
     with opened(fs, size_cap_bytes=60_000) as store:
         store.register("quick", start="earliest")
         store.register("slow", start="earliest")
@@ -159,7 +159,7 @@ def test_a_full_store_refuses_and_says_who_holds_it(fs: CrashFileSystem) -> None
 
 
 def test_grace_yields_to_the_cap(fs: CrashFileSystem) -> None:
-    """Finished segments that wait out their grace period go at once when their room is needed."""
+    """Finished segments in their grace period are deleted at once when their space is needed."""
     with opened(fs, size_cap_bytes=60_000, delete_grace_s=1e9) as store:
         store.register("s", start="earliest")
         for number in range(800):
@@ -179,7 +179,7 @@ def test_a_bundle_larger_than_the_log_is_refused(fs: CrashFileSystem) -> None:
 
 
 def test_segment_only_keeps_nothing_in_the_log(fs: CrashFileSystem) -> None:
-    """What is sealed survives, the open segment does not; switching modes on a used directory works."""
+    """Sealed segments survive, the open one does not; switching modes on a used directory works."""
     with opened(fs) as store:
         store.ingest(numbered(0))
     store = opened(fs, durability="segment_only")
@@ -198,8 +198,8 @@ def test_segment_only_keeps_nothing_in_the_log(fs: CrashFileSystem) -> None:
         assert drain(store, "s2")[-1] == 99
 
 
-def test_a_full_disk_refuses_ingest_and_loses_nothing() -> None:
-    """Part of an entry may have landed: it is cut off, and what was accepted before and after comes back."""
+def test_a_full_disk_fails_ingest_with_at_capacity() -> None:
+    """A partly written entry is truncated, and the bundles before and after it are kept."""
     inner = CrashFileSystem()
     fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part="quiver.wal", short_write=37)
     store = opened(fs)
@@ -213,7 +213,7 @@ def test_a_full_disk_refuses_ingest_and_loses_nothing() -> None:
         assert drain(again, "s") == [0, 2]
 
 
-def test_failed_segment_write_is_tried_again_and_the_log_waits() -> None:
+def test_a_failed_segment_write_is_retried_and_the_log_is_kept() -> None:
     """The original engine lost 500 of 510 bundles this way: the cursor passed a segment that was never written."""
     inner = CrashFileSystem()
     fs = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
@@ -237,8 +237,8 @@ def test_failed_segment_write_is_tried_again_and_the_log_waits() -> None:
     store.close()
 
 
-def test_a_failed_sync_poisons_the_store() -> None:
-    """Nobody is told that data is safe when the disk did not say so; reopening recovers."""
+def test_a_failed_sync_fails_the_store() -> None:
+    """No caller gets a confirmation without a sync; reopening recovers."""
     inner = CrashFileSystem()
     fs = FaultFileSystem(inner, error=errno.EIO, path_part="quiver.wal")
     store = opened(fs)
@@ -255,7 +255,7 @@ def test_a_failed_sync_poisons_the_store() -> None:
 
 
 def test_the_timer_syncs_the_tail_of_a_burst(tmp_path) -> None:
-    """Three bundles and then silence: the original engine never synced them."""
+    """Three bundles and then a pause: the original engine never synced them."""
     with open_store(tmp_path, Settings(wal_flush_interval_s=0.001, segment_open_s_max=3600)) as store:
         for number in range(3):
             receipt = store.ingest(numbered(number))
@@ -295,8 +295,8 @@ def test_concurrent_ingest_shares_syncs_and_loses_nothing(tmp_path) -> None:
             assert mine == sorted(mine), "one producer's order was not kept"
 
 
-def test_recent_wal_entries_are_what_is_in_the_log(fs: CrashFileSystem) -> None:
-    """Also those that a segment holds by now, while their file is still there."""
+def test_recent_wal_entries_are_those_of_the_log(fs: CrashFileSystem) -> None:
+    """Also those that are in a segment by now, while their file exists."""
     with opened(fs, wal_rotate_bytes=40_000) as store:
         for number in range(30):
             store.ingest(numbered(number))
@@ -305,7 +305,7 @@ def test_recent_wal_entries_are_what_is_in_the_log(fs: CrashFileSystem) -> None:
 
 
 def test_a_claimed_bundle_survives_the_deletion_of_its_segment(fs: CrashFileSystem) -> None:
-    """Buffers stay valid while they are held."""
+    """Buffers stay valid as long as they are referenced."""
     with opened(fs) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(5, size=1000))
@@ -317,8 +317,8 @@ def test_a_claimed_bundle_survives_the_deletion_of_its_segment(fs: CrashFileSyst
         assert bundle[30]["pad"][0].as_py() == "x" * 1000
 
 
-def test_room_that_comes_with_the_end_of_the_store_is_not_used(fs: CrashFileSystem, monkeypatch) -> None:
-    """Whoever waited for room while the store was closed is told so; its bundle is not taken into memory and lost."""
+def test_space_that_is_freed_by_closing_is_not_used(fs: CrashFileSystem, monkeypatch) -> None:
+    """A call that waits for space while the store closes raises an error; its bundle is not accepted and lost."""
     store = opened(fs, durability="segment_only")
     answers = iter([Full("nothing", "cap"), None, None, None])
     monkeypatch.setattr(store._admission, "why_full", lambda _nbytes: next(answers))
@@ -328,23 +328,23 @@ def test_room_that_comes_with_the_end_of_the_store_is_not_used(fs: CrashFileSyst
 
 
 @pytest.mark.parametrize("path", ["", b"d", None, 7])
-def test_a_path_that_names_no_directory(path):
-    """An unset variable does not make a store in the machine's root."""
+def test_an_empty_path_is_refused(path):
+    """An unset variable must not create a store in the root directory."""
     for use in (open_store, read, lambda wrong: open_store(wrong, cores=2)):
         with pytest.raises(UsageError, match="names no directory|is named by a string"):
             use(path)
 
 
 @pytest.mark.parametrize("wrong", [{"settings": {"wal": {"max_size": "1GiB"}}}, {"cores": "4"}, {"cores": 1.5}])
-def test_wrong_arguments_leave_nothing_behind(tmp_path, wrong):
-    """A mapping where settings belong, and cores that are no number."""
+def test_invalid_arguments_create_no_files(tmp_path, wrong):
+    """A mapping instead of settings, and cores that are not a number."""
     with pytest.raises(UsageError, match=r"from_mapping|cores="):
         open_store(tmp_path / "d", **wrong)
     assert not (tmp_path / "d").exists()
 
 
-def test_what_is_no_bundle_is_refused(tmp_path):
-    """A batch by itself, or a mapping, is the first mistake of a newcomer."""
+def test_ingest_refuses_other_types_than_bundles(tmp_path):
+    """A batch by itself, or a mapping, is a common mistake of new users."""
     batch = pa.record_batch({"n": [1]})
     with open_store(tmp_path / "d") as store:
         for wrong in (batch, {30: batch}, None):
@@ -353,7 +353,7 @@ def test_what_is_no_bundle_is_refused(tmp_path):
         assert store.stats()["wal_position"] == 0
 
 
-def test_a_slot_that_a_bundle_does_not_have():
-    """It is a `KeyError` that names what there is."""
+def test_a_missing_slot_raises_key_error():
+    """It lists the existing slots."""
     with pytest.raises(KeyError, match=r"no slot 30 \(logs\); it has 5, 60 \(otlp_logs\)"):
         Bundle({60: pa.record_batch({"n": [1]}), 5: pa.record_batch({"n": [1]})})["logs"]

@@ -1,6 +1,6 @@
 """
-A wall clock that is set back or forward while a store runs, and while it does not. What `max_age` does is in
-`test_limits.py`.
+A wall clock that is set back or forward while a store runs, and while it does not. For `max_age`,
+see `test_limits.py`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def fs(clock: ManualClock) -> CrashFileSystem:
 
 
 @STEPS_S
-def test_claims_and_deferrals(fs: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
-    """A deferred bundle comes after its delay; a claimed one stays claimed; both exactly once."""
+def test_clock_steps_do_not_affect_claims_and_deferrals(fs: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """A deferred bundle is delivered after its delay; a claimed one stays claimed; both exactly once."""
     with opened(fs, clock) as store:
         subscriber = store.register("s", start="earliest")
         for number in range(3):
@@ -53,7 +53,7 @@ def test_claims_and_deferrals(fs: CrashFileSystem, clock: ManualClock, step_s: i
 
 
 @STEPS_S
-def test_sealing_by_age(fs: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+def test_clock_steps_do_not_affect_sealing_by_age(fs: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
     """The open segment is sealed after `segment.max_open_duration`: not at the step, and not days later."""
     with opened(fs, clock, segment_open_s_max=60.0) as store:
         store.ingest(numbered(0))
@@ -66,8 +66,8 @@ def test_sealing_by_age(fs: CrashFileSystem, clock: ManualClock, step_s: int) ->
 
 
 @STEPS_S
-def test_restarts_without_a_limit_of_age(fs: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
-    """Everything comes, once, in the order of ingest, from segments and from the log."""
+def test_clock_steps_between_restarts_lose_nothing(fs: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """Everything is delivered once, in the order of ingest, from segments and from the log."""
     with opened(fs, clock) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
@@ -85,8 +85,8 @@ def test_restarts_without_a_limit_of_age(fs: CrashFileSystem, clock: ManualClock
         assert len(store.catalog) == 0
 
 
-def test_a_restart_after_a_step_back(fs: CrashFileSystem, clock: ManualClock) -> None:
-    """With `max_age`, segments from the future are as old as the process: kept that long, and no longer."""
+def test_after_a_step_back_segments_expire_by_the_age_of_the_process(fs: CrashFileSystem, clock: ManualClock) -> None:
+    """With `max_age`, segments from the future are as old as the process."""
     with opened(fs, clock, max_age_s=3600.0) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
@@ -101,8 +101,8 @@ def test_a_restart_after_a_step_back(fs: CrashFileSystem, clock: ManualClock) ->
         assert len(store.catalog) == 0
 
 
-def test_a_restart_after_a_step_forward(fs: CrashFileSystem, clock: ManualClock) -> None:
-    """Nobody can tell it from time that passed: with `max_age` segments go, and each loss is counted."""
+def test_after_a_step_forward_segments_expire_and_are_counted(fs: CrashFileSystem, clock: ManualClock) -> None:
+    """The store cannot distinguish it from elapsed time."""
     observer = InMemoryObserver()
     with opened(fs, clock, max_age_s=3600.0) as store:
         store.register("s", start="earliest")

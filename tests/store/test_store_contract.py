@@ -1,4 +1,4 @@
-"""The store keeps the contract that every append log of this house keeps."""
+"""The store passes the contract tests of append logs."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ class TestStore(AppendLogContract):
 
 @pytest.mark.slow
 class TestStoreInOneSegment(TestStore):
-    """Nothing is sealed or rotated: the log alone has to keep everything."""
+    """Nothing is sealed or rotated: only the log has the data."""
 
     settings = Settings(wal_rotate_bytes=30_000)

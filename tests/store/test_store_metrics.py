@@ -1,4 +1,4 @@
-"""The metrics: one table, a page that says the same, code that emits each, and figures that are true."""
+"""The metrics: one table, a page with the same content, code that emits each, and correct figures."""
 
 import ast
 import gc
@@ -25,7 +25,7 @@ EVERY = METRICS + LOG_METRICS
 GAUGES = {
     metric.name for metric in METRICS if metric.kind == "gauge" and not metric.name.startswith("quiver.exporter.")
 }
-"""Those of a store; `tests/pipeline/test_exporter_metrics.py` has those of exporters."""
+"""Those of a store; those of exporters are in `tests/pipeline/test_exporter_metrics.py`."""
 
 
 def bundle(rows=4):
@@ -33,7 +33,7 @@ def bundle(rows=4):
 
 
 def name_patterns(node, tables):
-    """The names that a call may use, as regular expressions; none when its first argument is no text."""
+    """The names that a call may use, as regular expressions; none if its first argument is not text."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [re.escape(node.value)]
     if isinstance(node, ast.JoinedStr):
@@ -44,7 +44,7 @@ def name_patterns(node, tables):
 
 
 def name_tables(module):
-    """The values of the tables of texts that a module has: a name may be chosen from one."""
+    """The values of a module's tables of texts: a name may be chosen from one."""
     for statement in module.body:
         value = getattr(statement, "value", None)
         target = getattr(statement, "target", None) or next(iter(getattr(statement, "targets", ())), None)
@@ -104,7 +104,7 @@ def collected():
 
 
 def test_names_are_unique_and_units_are_known():
-    """A name stands for one metric, its unit is in OpenTelemetry's notation; every gauge is read."""
+    """Units are in OpenTelemetry's notation; every gauge is read."""
     assert len({metric.name for metric in EVERY}) == len(EVERY)
     for metric in EVERY:
         assert re.fullmatch(r"By|s|\{[a-z]+\}", metric.unit), metric
@@ -114,8 +114,8 @@ def test_names_are_unique_and_units_are_known():
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric
 
 
-def test_whatever_the_code_emits_is_in_the_table():
-    """Every counter and latency of the source has its row, with the attributes that it is given there."""
+def test_every_emitted_metric_is_in_the_table():
+    """With the attributes that it is emitted with."""
     rows = {(metric.kind, metric.name): set(metric.attributes) for metric in EVERY}
     for kind, pattern, attributes, where in emitted():
         fitting = [known for (one, name), known in rows.items() if one == kind and re.fullmatch(pattern, name)]
@@ -123,8 +123,8 @@ def test_whatever_the_code_emits_is_in_the_table():
         assert all(attributes <= known for known in fitting), f"{where}: {pattern} has attributes beyond the table's"
 
 
-def test_whatever_the_table_has_is_emitted():
-    """Every counter and latency of the table is emitted somewhere, and each of its attributes is given somewhere."""
+def test_every_metric_of_the_table_is_emitted():
+    """With each of its attributes."""
     calls = emitted()
     for metric in EVERY:
         if metric.read is not None:
@@ -134,7 +134,7 @@ def test_whatever_the_table_has_is_emitted():
         assert set().union(*(call[2] for call in places)) == set(metric.attributes), metric.name
 
 
-def test_the_page_says_what_the_table_says():
+def test_the_page_matches_the_table():
     """docs/metrics.md has a row for each metric, in the table's order and words."""
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     found = [line for line in page.splitlines() if re.match(r"\| `(quiver\.|danube_|aof_)", line)]
@@ -147,7 +147,7 @@ def test_the_page_says_what_the_table_says():
 
 
 def test_every_gauge_of_an_open_store_has_a_value(collected, clock):
-    """With a cap and a subscriber, each gauge of the table says something, and what it says is so."""
+    """With a cap and a subscriber, each gauge of the table has the correct value."""
     settings = quiver.Settings(
         size_cap_bytes=1 << 30, wal_flush_interval_s=3600.0, delete_grace_s=0.0, segment_open_s_max=1e6
     )
@@ -184,8 +184,8 @@ def test_every_gauge_of_an_open_store_has_a_value(collected, clock):
         assert found["quiver.quarantine.files"] == [({}, 0)]
 
 
-def test_one_collection_looks_at_the_store_once(collected, clock):
-    """However many gauges there are, one collection asks for the figures once; the next asks again."""
+def test_one_collection_reads_the_stats_once(collected, clock):
+    """For any number of gauges; the next collection reads them again."""
 
     class Counting:
         settings = quiver.Settings()
@@ -205,7 +205,7 @@ def test_one_collection_looks_at_the_store_once(collected, clock):
 
 
 def test_the_meter_does_not_keep_the_store(collected, clock):
-    """A store that is gone has no gauges any more, and is not kept in memory by them."""
+    """A released store has no gauges any more, and is not kept in memory by them."""
     store = open_store("/d", fs=CrashFileSystem(clock=clock), clock=clock, background=False)
     observe_store(store, collected.meter, clock=clock)
     assert GAUGES - {"quiver.core.cap_fraction"} - set(collected.collect()) == {
@@ -219,8 +219,8 @@ def test_the_meter_does_not_keep_the_store(collected, clock):
     assert collected.collect() == {}
 
 
-def test_cores_are_told_apart_and_summed(collected, clock, tmp_path):
-    """Of a store on two cores the core gauges have one value each, the others the sum; counters know no core."""
+def test_metrics_of_cores_are_separate_and_summed(collected, clock, tmp_path):
+    """Gauges of cores have one value per core, the others the sum; counters have no core."""
     settings = quiver.Settings(size_cap_bytes=1 << 30, wal_flush_interval_s=3600.0)
     observer = OpenTelemetryObserver(collected.meter)
     with quiver.open(tmp_path / "d", settings, cores=2, clock=clock, observer=observer, background=False) as store:
@@ -251,8 +251,8 @@ def test_cores_are_told_apart_and_summed(collected, clock, tmp_path):
     assert found["quiver.recovery.duration"] == [({}, 2)]
 
 
-def test_backpressure_and_drops_are_told(collected, clock):
-    """A cap that bites: under `backpressure` what is refused is counted, under `drop_oldest` who lost what."""
+def test_backpressure_and_drops_are_counted(collected, clock):
+    """At the cap: with `backpressure` refusals are counted, with `drop_oldest` the losses of each subscriber."""
     small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 8_000, "wal_bytes_max": 20_000, "delete_grace_s": 0.0}
     observer = OpenTelemetryObserver(collected.meter)
 
@@ -283,8 +283,8 @@ def test_backpressure_and_drops_are_told(collected, clock):
     assert found["quiver.ingest.throttle_total"] == [({}, 1)]
 
 
-def test_counters_without_attributes_are_there_from_the_start(collected):
-    """At 0: a rate over a counter that appears with its first event would not see that event."""
+def test_counters_without_attributes_start_at_zero(collected):
+    """A rate over a counter that appears with its first event would miss that event."""
     OpenTelemetryObserver(collected.meter)
 
     assert collected.collect() == {
@@ -293,7 +293,7 @@ def test_counters_without_attributes_are_there_from_the_start(collected):
 
 
 def test_counters_and_latencies_reach_the_meter(collected, clock):
-    """What a run counts and records arrives under the table's names; nothing arrives under another."""
+    """Under the names of the table, and no others."""
     fs = CrashFileSystem(clock=clock)
     observer = OpenTelemetryObserver(collected.meter)
     settings = quiver.Settings(delete_grace_s=0.0)
@@ -316,8 +316,8 @@ def test_counters_and_latencies_reach_the_meter(collected, clock):
     assert found["quiver.gc.evictions_total"] == [({"reason": "finished"}, 1)]
 
 
-def test_a_latency_is_what_the_clock_says(collected, clock):
-    """One sync that takes 30 ms by the store's clock is recorded as 30 ms; one that fails is not recorded."""
+def test_a_latency_is_measured_on_the_clock_of_the_store(collected, clock):
+    """A sync of 30 ms is recorded as 30 ms; one that fails is not recorded."""
     from quiver.store.wal.timing import timed_sync
 
     class Recording(InMemoryObserver):
@@ -345,7 +345,7 @@ def test_a_latency_is_what_the_clock_says(collected, clock):
 
 
 def test_names_that_are_not_in_the_table_still_count(collected):
-    """An observer takes counters and latencies of others' making; attributes that are None are left out."""
+    """An observer accepts counters and latencies of other programs; attributes that are None are omitted."""
     observer = OpenTelemetryObserver(collected.meter)
     observer.count("mine.things_total", 3, kind="a", path=None)
     observer.count("mine.things_total", kind="a")
@@ -365,7 +365,7 @@ def test_events_go_to_the_log(collected, caplog):
 
 
 def test_the_default_observer_keeps_no_latencies():
-    """Nobody listens: nothing is kept."""
+    """Without a listener nothing is kept."""
     observer = InMemoryObserver()
     observer.record("quiver.wal.fsync.duration", 0.001)
 

@@ -1,4 +1,4 @@
-"""Many threads at once, on a real disk: ingest, delivery, upkeep, registration and closing all race each other."""
+"""Many threads at once, on a real disk: ingest, delivery, maintenance, registration and closing run concurrently."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def numbered(number: int) -> Bundle:
 
 
 def race(*works: Callable[[], object]) -> None:
-    """Run all at once; raise what the first of them raised."""
+    """Run all at once; raise the first error."""
     failures: list[BaseException] = []
 
     def guarded(work: Callable[[], object]) -> None:
@@ -79,7 +79,7 @@ def produce(store: Store, base: int, count: int) -> None:
 
 
 def consume(store: Store, name: str, into: list[int], total: int) -> None:
-    """Take until *total* are there; now and then let go of a handle, defer or reject."""
+    """Consume until there are *total*; sometimes release a handle, defer or reject."""
     subscriber = store.register(name, start="earliest")
     turn = 0
     while len(into) < total:
@@ -98,8 +98,8 @@ def consume(store: Store, name: str, into: list[int], total: int) -> None:
 
 
 @pytest.mark.parametrize("size_cap_bytes", [None, 40_000])
-def test_producers_and_consumers(tmp_path: Path, size_cap_bytes: int | None) -> None:
-    """Every bundle reaches each of two subscribers once, each of which two threads share; the disk ends empty."""
+def test_concurrent_producers_and_consumers_get_every_bundle_once(tmp_path: Path, size_cap_bytes: int | None) -> None:
+    """For each of two subscribers, each shared by two threads; the disk is empty at the end."""
     producers, each = 6, 150
     total = producers * each
     got: dict[str, list[int]] = {"a": [], "b": []}
@@ -142,8 +142,8 @@ def test_producers_and_consumers(tmp_path: Path, size_cap_bytes: int | None) -> 
         assert len(numbers) == total, name
 
 
-def test_order_of_each_producer(tmp_path: Path) -> None:
-    """What one thread ingested comes out in its order, whatever else goes on."""
+def test_the_order_of_each_producer_is_preserved(tmp_path: Path) -> None:
+    """During any work of other threads."""
     with open_store(tmp_path, SETTINGS) as store:
         race(*(lambda base=base: produce(store, base * 1000, 120) for base in range(5)))
         store.seal()
@@ -158,8 +158,8 @@ def test_order_of_each_producer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("durability", ["wal", "segment_only"])
 @pytest.mark.parametrize("turn", range(6))
-def test_close_meets_everything(tmp_path: Path, durability: str, turn: int) -> None:
-    """Whatever a call was doing when the store was closed: it is done, or it says so; what was accepted is there."""
+def test_close_during_any_call_loses_no_accepted_bundle(tmp_path: Path, durability: str, turn: int) -> None:
+    """A call that is interrupted by close either completes or raises an error."""
     changes = {field: getattr(SETTINGS, field) for field in SETTINGS.__slots__}
     settings = small_settings(**{**changes, "durability": durability})
     store = open_store(tmp_path, settings)
@@ -227,8 +227,8 @@ def test_close_meets_everything(tmp_path: Path, durability: str, turn: int) -> N
     assert set(accepted) <= set(resolved)
 
 
-def test_registrations_come_and_go(tmp_path: Path) -> None:
-    """Unregistering while bundles are claimed ends the claims in words, and nothing of it disturbs the others."""
+def test_concurrent_registrations_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Unregistering during claims ends them with an error, and does not affect other subscribers."""
     total = 400
     got: list[int] = []
     with open_store(tmp_path, SETTINGS) as store:
@@ -266,9 +266,8 @@ def test_registrations_come_and_go(tmp_path: Path) -> None:
 
 def test_a_full_store_waits_for_another_process(tmp_path: Path) -> None:
     """
-    Ingest waits while the cap is full, and goes on as soon as somebody else's progress file lets segments go.
-
-    The other one works as a process of its own does: by the directory and the progress file alone.
+    Ingest waits at the cap, and continues as soon as the progress file of another process allows deletion. That process
+    only uses the directory and the progress file.
     """
     changes = {field: getattr(SETTINGS, field) for field in SETTINGS.__slots__}
     settings = Settings(**{**changes, "size_cap_bytes": 30_000, "wal_bytes_max": 20_000})
@@ -308,8 +307,8 @@ def test_a_full_store_waits_for_another_process(tmp_path: Path) -> None:
     assert seen == list(range(total))
 
 
-def test_no_error_but_ours_when_the_directory_goes(tmp_path: Path) -> None:
-    """Somebody moves the directory of a running store: its calls fail with our errors or the disk's, and end."""
+def test_a_moved_directory_causes_only_documented_errors(tmp_path: Path) -> None:
+    """The directory of a running store is moved: its calls fail with our errors or those of the disk."""
     root = tmp_path / "store"
     store = open_store(root, SETTINGS)
     store.register("s", start="earliest")

@@ -1,4 +1,7 @@
-"""Processes that have one core of a directory each, on real files: told what to do over a pipe, stopped, killed."""
+"""
+Processes that each open one core of a directory on real files. The test controls them through a pipe, and stops or
+kills them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def settings(**changes: object) -> Settings:
 
 
 def disk_bytes(root: Path) -> int:
-    """What all cores have on disk."""
+    """Return the bytes that all cores have on disk."""
     total = 0
     for directory, _, names in os.walk(root):
         for name in names:
@@ -50,7 +53,7 @@ def segments(root: Path, core: int) -> list[str]:
 
 
 def put(store: MultiCoreStore, first: int, count: int, timeout: float = 0.0) -> int:
-    """Ingest up to *count* bundles until there is no room; how many."""
+    """Ingest up to *count* bundles until the store is full; return how many it accepted."""
     for done in range(count):
         try:
             store.ingest(numbered(first + done, size=BUNDLE_BYTES), timeout=timeout)
@@ -60,7 +63,7 @@ def put(store: MultiCoreStore, first: int, count: int, timeout: float = 0.0) -> 
 
 
 def take_all(store: MultiCoreStore) -> int:
-    """Acknowledge everything, durably; how many bundles."""
+    """Acknowledge everything durably; return the number of bundles."""
     subscriber = store.register("one", start="earliest")
     store.seal()
     count = 0
@@ -84,7 +87,7 @@ def _serve(pipe: Connection, root: Path, core: int, cores: int, changes: dict[st
 
 
 class CoreProcess:
-    """A process with one core open. What it is asked runs there with its store."""
+    """A process with one core open. It executes requests with its store."""
 
     def __init__(self, root: Path, core: int, cores: int = 2, **changes: object) -> None:
         self.core = core
@@ -117,7 +120,7 @@ class CoreProcess:
         self._pipe.close()
 
     def close(self) -> None:
-        """End it, cleanly."""
+        """Close the store and end the process."""
         if self._process.is_alive():
             self._pipe.send(None)
         self._process.join()
@@ -136,6 +139,6 @@ class CoreProcess:
 
 @contextlib.contextmanager
 def core_processes(root: Path, cores: int, **changes: object) -> Iterator[list[CoreProcess]]:
-    """A process for each core."""
+    """Start one process for each core."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(CoreProcess(root, core, cores, **changes)) for core in range(cores)]

@@ -1,4 +1,4 @@
-"""Small cores on one file system, driven by hand."""
+"""Small cores on one file system, without threads."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Rig:
 
 
 def fill(store: MultiCoreStore, core: int, bundles: int, first: int = 0) -> list[int]:
-    """Put *bundles* into one core and seal them; their numbers."""
+    """Ingest *bundles* into one core and seal them; return their numbers."""
     numbers = list(range(first, first + bundles))
     for number in numbers:
         store.ingest(numbered(number), core=core)

@@ -1,4 +1,4 @@
-"""Claims on one cap: never more than the cap together, no room lost to who is idle, dead or stopped."""
+"""Claims on a shared size cap: together the cores never exceed it, and idle, dead or stopped cores block no space."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEP = 100
 
 @dataclass
 class Core:
-    """A pretended store: so many bytes, in one file."""
+    """A simulated store with a number of bytes in one file."""
 
     number: int
     capacity: SharedCapacity
@@ -40,7 +40,7 @@ class Core:
     size: int = 0
 
     def put(self, nbytes: int) -> bool:
-        """What ingest does: ask, and use it if there is room."""
+        """Do as ingest does: reserve space, and use it if it is granted."""
         capacity = self.capacity
         if capacity.cap_bytes is not None and self.size + nbytes + capacity.others_bytes() > capacity.cap_bytes:
             return False
@@ -95,8 +95,8 @@ def fill(core: Core, step: int = 10) -> None:
         pass
 
 
-def test_a_hot_core_uses_what_idle_ones_do_not() -> None:
-    """All of the cap but a segment for each of the others, which can use theirs at once."""
+def test_a_busy_core_uses_the_space_of_idle_cores() -> None:
+    """All of the cap except one segment for each other core, which can use its segment at once."""
     cluster = Cluster(4)
     hot, *idle = cluster.cores
     fill(hot)
@@ -108,8 +108,8 @@ def test_a_hot_core_uses_what_idle_ones_do_not() -> None:
     assert not any(core.put(1) for core in cluster.cores)
 
 
-def test_what_one_gives_up_another_can_use() -> None:
-    """Room comes back to the others with the next beat."""
+def test_released_space_is_available_to_other_cores() -> None:
+    """With the next heartbeat of the core that released it."""
     cluster = Cluster(2)
     hot, other = cluster.cores
     fill(hot)
@@ -121,8 +121,8 @@ def test_what_one_gives_up_another_can_use() -> None:
     assert other.size == CAP - STEP
 
 
-def test_without_a_cap_nothing_is_refused() -> None:
-    """Claims are still written, so that others can see what there is."""
+def test_without_a_cap_every_reservation_succeeds() -> None:
+    """Claims are still written, so that other processes can read the usage."""
     cluster = Cluster(2, cap=None)
     core = cluster.cores[0]
     assert core.put(10 * CAP)
@@ -137,7 +137,7 @@ def test_without_a_cap_nothing_is_refused() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["put", "free", "beat"]), st.integers(1, 60)), max_size=60),
 )
 def test_claims_never_exceed_the_cap(cores: int, steps: list[tuple[int, str, int]]) -> None:
-    """Whatever the cores do in turns: all together stay within the cap, and a core below its claim has room."""
+    """In any order of calls, all cores together stay within the cap, and a core below its claim has space."""
     cluster = Cluster(cores)
     for number, what, nbytes in steps:
         core = cluster.cores[number % cores]
@@ -153,8 +153,8 @@ def test_claims_never_exceed_the_cap(cores: int, steps: list[tuple[int, str, int
 
 
 @pytest.mark.parametrize("step", range(1, 8))
-def test_two_that_reach_for_the_last_room_at_once(step: int) -> None:
-    """Wherever in one core's claim the other makes its own, they do not both get it."""
+def test_two_cores_that_claim_the_last_space_at_once_do_not_both_get_it(step: int) -> None:
+    """At whichever step of the first claim the second one is made."""
     cluster = Cluster(2)
     one, two = cluster.cores
     while cluster.used < CAP - 3 * STEP:
@@ -177,8 +177,8 @@ def test_two_that_reach_for_the_last_room_at_once(step: int) -> None:
     assert CAP - STEP <= cluster.used <= CAP
 
 
-def test_a_claim_is_believed_while_it_is_written() -> None:
-    """A core that stopped counts for what it has, not for what it claims; when it goes on, for its claim."""
+def test_a_claim_counts_only_while_it_is_renewed() -> None:
+    """A stopped core counts with its files instead of its claim. When it continues, its claim counts again."""
     cluster = Cluster(3)
     hot, stopped, other = cluster.cores
     stopped.put(30)
@@ -192,12 +192,12 @@ def test_a_claim_is_believed_while_it_is_written() -> None:
     assert hot.size > CAP - 2 * STEP - 30
     cluster.beat(stopped)
     cluster.beat(hot)
-    # It had less than a segment, and may use what is missing to one: by so much all may be over the cap together.
+    # It had less than a segment and may grow to one, so all cores may exceed the cap by the difference.
     assert hot.capacity.bytes_of(1) == STEP
 
 
 def test_a_dead_process_counts_for_its_files() -> None:
-    """What a claim says that nobody was seen to write is not believed, be it too much or too little."""
+    """A claim that is not renewed is ignored, whether it is too large or too small."""
     cluster = Cluster(2)
     cluster.cores[1].use(250)
     for claim in (encode_claim(900), encode_claim(0), b"", b"half a cl", bytes(24)):
@@ -213,7 +213,7 @@ def test_a_dead_process_counts_for_its_files() -> None:
 
 
 def test_a_claim_that_is_damaged_while_it_is_written() -> None:
-    """The files count until it can be read again."""
+    """The files count until the claim is readable again."""
     cluster = Cluster(2)
     hot, other = cluster.cores
     other.put(50)
@@ -227,8 +227,8 @@ def test_a_claim_that_is_damaged_while_it_is_written() -> None:
     assert hot.capacity.bytes_of(1) == 50 + STEP
 
 
-def test_evicting_counts_at_once() -> None:
-    """Before the owner takes note, and also when it publishes once more what it had."""
+def test_an_eviction_counts_at_once() -> None:
+    """Before the owner detects it, and also if the owner publishes its previous figure again."""
     cluster = Cluster(2)
     hot, owner = cluster.cores
     while owner.size < 600:
@@ -249,21 +249,21 @@ def test_evicting_counts_at_once() -> None:
     for _ in range(3):
         cluster.beat(owner, hot)
     assert cluster.used <= CAP
-    # Believed again, as soon as there is room for its claim.
+    # The claim counts again once there is space for it.
     hot.use(0)
     cluster.beat(hot)
     cluster.beat(owner, hot)
     assert hot.capacity.bytes_of(1) == 300 + STEP
 
 
-def test_what_is_freed_is_asked_for_anew() -> None:
-    """A core that deletes what another deleted before it has freed nothing: the room is in use already."""
+def test_freed_space_must_be_claimed_again() -> None:
+    """A core that deletes segments which another core had already evicted frees nothing: that space is in use."""
     cluster = Cluster(2)
     hot, owner = cluster.cores
     while owner.size < 600:
         owner.put(10)
     cluster.beat(owner, hot)
-    # The other evicts nearly all of it, and uses what that gave, before the owner takes note.
+    # The other core evicts nearly everything and uses the space before the owner detects it.
     hot.evictable[1] = 500
     counted = owner.size
     assert hot.capacity.make_room(800) > 400
@@ -277,22 +277,22 @@ def test_what_is_freed_is_asked_for_anew() -> None:
     assert hot.size + real <= CAP + STEP
 
 
-def test_a_bundle_that_is_larger_than_what_is_claimed_ahead() -> None:
-    """It is refused until the core has claimed for it, which is done once, and then it fits."""
+def test_a_bundle_larger_than_the_claim_is_accepted_after_one_more_claim() -> None:
+    """It is refused until the core has claimed enough, which takes one attempt."""
     cluster = Cluster(2)
     hot, other = cluster.cores
     other.put(40)
     assert not hot.put(3 * STEP)
     assert hot.capacity.make_room(2 * STEP) == 2 * STEP
     assert hot.put(3 * STEP)
-    # Of a claim that is partly used, too: what is missing is missing beyond the claim.
+    # The same for a partly used claim: the missing bytes count from its end.
     assert hot.capacity.make_room(STEP) >= STEP
     assert hot.put(STEP)
     assert hot.capacity.claim_bytes + other.capacity.claim_bytes <= CAP
 
 
-def test_a_core_that_was_stopped_claims_anew_before_it_goes_on() -> None:
-    """While it was stopped the others may have used what it had claimed and not used: it asks again first."""
+def test_a_stopped_core_renews_its_claim_before_it_continues() -> None:
+    """While it was stopped, others may have used its unused claim."""
     cluster = Cluster(2)
     hot, stopped = cluster.cores
     while stopped.size < 450:
@@ -307,8 +307,8 @@ def test_a_core_that_was_stopped_claims_anew_before_it_goes_on() -> None:
 
 
 @pytest.mark.parametrize("step_s", [-86_400, -1, 86_400])
-def test_a_clock_that_steps(step_s: int) -> None:
-    """Whatever the wall clock does: who goes on writing is believed, who stopped is not."""
+def test_wall_clock_steps_do_not_affect_which_claims_count(step_s: int) -> None:
+    """A core that keeps writing its claim counts with it; a stopped core does not."""
     cluster = Cluster(3)
     hot, live, stopped = cluster.cores
     live.put(30)
@@ -321,8 +321,8 @@ def test_a_clock_that_steps(step_s: int) -> None:
     assert hot.capacity.bytes_of(2) == 30 + len(encode_claim(0))
 
 
-def test_a_claim_far_above_the_cap_is_not_believed() -> None:
-    """Garbage with a good checksum cannot shut the others out."""
+def test_a_claim_far_above_the_cap_is_ignored() -> None:
+    """An invalid claim with a valid checksum cannot block the other cores."""
     cluster = Cluster(2)
     hot, other = cluster.cores
     other.put(40)
@@ -334,8 +334,8 @@ def test_a_claim_far_above_the_cap_is_not_believed() -> None:
         assert hot.capacity.bytes_of(1) == 40 + len(encode_claim(0))
 
 
-def test_eviction_is_not_tried_again_and_again() -> None:
-    """When nothing could go, the next tries wait a moment."""
+def test_eviction_that_freed_nothing_pauses_before_the_next_attempt() -> None:
+    """The next attempts wait for a moment."""
     cluster = Cluster(2)
     hot, owner = cluster.cores
     fill(hot)
@@ -349,7 +349,7 @@ def test_eviction_is_not_tried_again_and_again() -> None:
 
 
 def test_a_claim_that_cannot_be_written_is_not_used() -> None:
-    """What the others cannot see must not be taken; the store is told that it is full."""
+    """Space that other cores cannot see must not be used, so the store is full."""
     cluster = Cluster(2)
     broken = FaultFileSystem(cluster.fs)
     capacity = SharedCapacity(
@@ -367,8 +367,8 @@ def test_a_claim_that_cannot_be_written_is_not_used() -> None:
     assert capacity.claim_bytes > claim
 
 
-def test_closing_leaves_what_is_used() -> None:
-    """The rest is anybody's at once. Twice is fine."""
+def test_closing_releases_the_unused_part_of_a_claim() -> None:
+    """Other cores can use it at once. Closing twice is harmless."""
     cluster = Cluster(2)
     hot, other = cluster.cores
     other.put(40)
@@ -379,8 +379,8 @@ def test_closing_leaves_what_is_used() -> None:
     assert hot.capacity.bytes_of(1) == 40
 
 
-def test_before_it_is_attached_nothing_is_claimed() -> None:
-    """The core may be somebody else's until its lock is held."""
+def test_nothing_is_claimed_before_the_lock_is_held() -> None:
+    """Until then the core may belong to another process."""
     cluster = Cluster(1)
     before = cluster.fs.read_all(f"{ROOT}/core_0/{CORE_CLAIM}", size_max=99)
     capacity = SharedCapacity(
@@ -392,8 +392,8 @@ def test_before_it_is_attached_nothing_is_claimed() -> None:
     assert cluster.fs.read_all(f"{ROOT}/core_0/{CORE_CLAIM}", size_max=99) == before
 
 
-def test_what_is_a_core() -> None:
-    """Names are made and parsed alike; others are left alone."""
+def test_names_of_core_directories_are_parsed_as_they_are_written() -> None:
+    """Other names are ignored."""
     for core in (0, 7, 10, CORE_MAX):
         assert parse_core_directory(core_directory(core)) == core
     for name in ("core_", "core_01", "core_-1", "core_1.tmp", "Core_1", "core_9999", f"core_{CORE_MAX + 1}", "core_٣"):
@@ -405,8 +405,8 @@ def test_what_is_a_core() -> None:
     assert find_cores(fs, "/r") == [2, 10]
 
 
-def test_adding_up_a_directory() -> None:
-    """Its files and those one level below; what vanishes meanwhile counts nothing."""
+def test_the_size_of_a_directory_includes_one_level_below() -> None:
+    """Files that are removed meanwhile count as zero."""
     fs = CrashFileSystem()
     fs.make_dirs("/d/sub/deeper")
     for path, size in (("/d/f", 5), ("/d/sub/g", 7), ("/d/sub/deeper/h", 100)):
@@ -424,13 +424,13 @@ def test_adding_up_a_directory() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:3], lambda _: b""])
-def test_a_claim_cut_short(change: Callable[[bytes], bytes]) -> None:
-    """More is needed."""
+def test_a_truncated_claim_needs_more_bytes(change: Callable[[bytes], bytes]) -> None:
+    """It is incomplete, not damaged."""
     assert isinstance(decode_claim(memoryview(change(encode_claim(5)))), NeedMore)
 
 
 def test_golden_claim() -> None:
-    """The bytes of a claim, each of which counts."""
+    """The bytes of a claim, and every flipped bit is detected."""
     data = encode_claim(123_456_789)
     assert data.hex() == "5155495645520055010018" + "00" + (123_456_789).to_bytes(8, "little").hex() + data[-4:].hex()
     assert decode_claim(memoryview(data)) == Frame(123_456_789, 24)

@@ -1,4 +1,7 @@
-"""Deleting in another core's directory: what may go, who takes note, what a crash leaves, who is passed over."""
+"""
+Eviction in another core's directory: which segments may be deleted, how the owner detects it, and
+what a crash leaves.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,18 @@ from quiver.testing.faultfs import FaultFileSystem
 from store_rig import drain, number_of
 
 BEHIND = f"{ROOT}/core_0"
-"""The directory in which the others evict."""
+"""Return the directory in which the other cores evict."""
 
 
 def finished(rig: Rig, store: MultiCoreStore, core: int = 0, bundles: int = 40, first: int = 0) -> None:
-    """Bundles in *core* that everybody has acknowledged, durably, and that are on disk for their grace period."""
+    """Bundles in *core* that all subscribers have acknowledged durably, and whose files exist for the grace period."""
     fill(store, core, bundles, first=first)
     drain(store, "one")
     rig.tick(store)
 
 
 def push(store: MultiCoreStore, core: int, first: int = 10_000) -> int:
-    """Put bundles into *core* until it is full; how many."""
+    """Ingest into *core* until it is full; return the number of bundles."""
     for number in range(first, first + 1_000):
         try:
             store.ingest(numbered(number), core=core)
@@ -68,8 +71,8 @@ def used(rig: Rig) -> int:
 # ---- finished segments
 
 
-def test_a_hot_core_takes_what_an_idle_one_has_finished(rig: Rig) -> None:
-    """Its finished segments go before their grace period is over, oldest first; the newest stays, for its number."""
+def test_a_full_core_evicts_finished_segments_of_an_idle_one(rig: Rig) -> None:
+    """Before the end of their grace period, oldest first; the newest is kept for its number."""
     with rig.open(cores=2) as store:
         finished(rig, store, bundles=100)
         before = rig.segments(0)
@@ -81,7 +84,7 @@ def test_a_hot_core_takes_what_an_idle_one_has_finished(rig: Rig) -> None:
         figures = store.stats()["cores"]
         assert figures[1]["evicted_elsewhere"] == len(before) - len(left)
         assert figures[1]["dropped_elsewhere"] == figures[0]["evicted_elsewhere"] == 0
-        # Minimal: it says something once for every few bundles, not more often.
+        # The event is logged for groups of bundles, not for each one.
         assert figures[1]["claim_writes"] < 3 * count
         rig.tick(store)
         assert record(rig.fs) is None
@@ -93,8 +96,8 @@ def test_a_hot_core_takes_what_an_idle_one_has_finished(rig: Rig) -> None:
         assert drain(store, "one") == [0]
 
 
-def test_a_stopped_process_is_no_hindrance(rig: Rig) -> None:
-    """The owner of the finished segments does nothing at all meanwhile; when it goes on it takes note, and works."""
+def test_finished_segments_of_a_stopped_process_are_evicted(rig: Rig) -> None:
+    """Their owner does nothing meanwhile; when it continues, it detects the eviction and works normally."""
     owner, hot = rig.open(cores=2, core=0), rig.open(cores=2, core=1)
     finished(rig, owner, bundles=100)
     rig.tick(hot)
@@ -108,8 +111,8 @@ def test_a_stopped_process_is_no_hindrance(rig: Rig) -> None:
     hot.close()
 
 
-def test_a_killed_process_is_no_hindrance(rig: Rig) -> None:
-    """Nobody has its directory open: the others free what it had finished, and its next start finds all in order."""
+def test_finished_segments_of_a_killed_process_are_evicted(rig: Rig) -> None:
+    """No process has its directory open. The next start of the core succeeds."""
     owner = rig.open(cores=2, core=0)
     finished(rig, owner, bundles=100)
     fill(owner, 0, 3, first=900)
@@ -122,8 +125,8 @@ def test_a_killed_process_is_no_hindrance(rig: Rig) -> None:
         assert drain(again, "one") == [900, 901, 902]
 
 
-def test_what_somebody_still_wants_stays(rig: Rig) -> None:
-    """With `backpressure` nothing goes that one subscriber has not resolved durably; the hot core is refused."""
+def test_with_backpressure_pending_segments_are_not_evicted(rig: Rig) -> None:
+    """A segment stays until every subscriber has resolved it durably; the full core refuses."""
     with rig.open(cores=2) as store:
         store.register("two", start="earliest")
         finished(rig, store, bundles=60)
@@ -138,8 +141,8 @@ def test_what_somebody_still_wants_stays(rig: Rig) -> None:
         store.ingest(numbered(0), core=1)
 
 
-def test_what_is_only_acknowledged_in_memory_stays(rig: Rig) -> None:
-    """Until the progress file says so a restart would deliver it once more."""
+def test_segments_whose_progress_is_not_durable_are_not_evicted(rig: Rig) -> None:
+    """After a restart they would be delivered again."""
     with rig.open(cores=2) as store:
         fill(store, 0, 40)
         drain(store, "one")
@@ -152,8 +155,8 @@ def test_what_is_only_acknowledged_in_memory_stays(rig: Rig) -> None:
         assert len(rig.segments(0)) < len(before)
 
 
-def test_without_a_subscriber_nothing_is_finished(rig: Rig) -> None:
-    """Nobody has seen the data. One whose progress file is damaged has not either."""
+def test_without_subscribers_no_segment_is_evicted(rig: Rig) -> None:
+    """No subscriber has seen the data. The same applies if the only progress file is damaged."""
     evictor = Evictor(rig.fs, ROOT, 1, clock=rig.clock, observer=rig.observer)
     with rig.open(cores=2) as store:
         fill(store, 0, 10)
@@ -168,8 +171,8 @@ def test_without_a_subscriber_nothing_is_finished(rig: Rig) -> None:
         assert len(rig.segments(0)) == 1
 
 
-def test_oldest_first_over_all_cores(rig: Rig) -> None:
-    """Whose segments go is not a matter of whose they are, but of how old they are; a core's own order is kept."""
+def test_the_oldest_segments_of_all_cores_are_evicted_first(rig: Rig) -> None:
+    """The age decides, not the core; within a core, order is preserved."""
     with rig.open(cores=3) as store:
         for turn in range(10):
             for core in (0, 1):
@@ -185,8 +188,8 @@ def test_oldest_first_over_all_cores(rig: Rig) -> None:
         rig.tick(store)
 
 
-def test_a_directory_that_somebody_else_works_in_is_passed_over(rig: Rig) -> None:
-    """Nobody waits for the lock: the rest gives what it can, and the owner takes note later."""
+def test_a_directory_that_is_locked_for_eviction_is_skipped(rig: Rig) -> None:
+    """Eviction does not wait for the lock. The other directories are used, and the owner detects the eviction later."""
     with rig.open(cores=3) as store:
         finished(rig, store, 0, 20)
         finished(rig, store, 1, 20, first=100)
@@ -207,8 +210,8 @@ def test_a_directory_that_somebody_else_works_in_is_passed_over(rig: Rig) -> Non
         assert record(rig.fs) is None
 
 
-def test_a_directory_that_cannot_be_read_does_not_stop_the_others(rig: Rig) -> None:
-    """A broken one is reported, a missing or an empty one is nothing; room comes from the rest."""
+def test_an_unreadable_directory_does_not_prevent_eviction_in_others(rig: Rig) -> None:
+    """A damaged one is reported; a missing or empty one is ignored."""
     with rig.open(cores=3) as store:
         finished(rig, store, 0, 20)
         finished(rig, store, 1, 20, first=100)
@@ -226,8 +229,8 @@ def test_a_directory_that_cannot_be_read_does_not_stop_the_others(rig: Rig) -> N
         assert len(rig.segments(0)) > 1
 
 
-def test_whoever_lacks_room_evicts(rig: Rig) -> None:
-    """The work is nobody's in particular: of two hot cores both free what two idle ones have finished."""
+def test_every_full_core_evicts(rig: Rig) -> None:
+    """Two full cores both free the finished segments of two idle ones."""
     with rig.open(cores=4) as store:
         for core in (0, 1):
             finished(rig, store, core, bundles=45, first=core * 100)
@@ -246,7 +249,7 @@ def test_whoever_lacks_room_evicts(rig: Rig) -> None:
 
 
 def test_a_core_is_opened_while_another_evicts_in_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment that goes between the listing and the look at it is no error."""
+    """A segment that is deleted between the listing and its inspection is not an error."""
     with rig.open(cores=2, core=0) as store:
         finished(rig, store)
     before = rig.segments(0)
@@ -266,11 +269,11 @@ def test_a_core_is_opened_while_another_evicts_in_it(rig: Rig, monkeypatch: pyte
         assert fill(store, 0, 1, first=700) == drain(store, "one")
 
 
-# ---- segments that are given up
+# ---- dropped segments
 
 
 def hog(rig: Rig) -> MultiCoreStore:
-    """Core 0 has nearly all of the cap, unresolved; core 1 has nothing."""
+    """Core 0 has nearly all of the cap with pending bundles; core 1 has nothing."""
     store = rig.open(cores=2)
     store.register("one", start="earliest")
     store.register("two", start="earliest")
@@ -280,8 +283,8 @@ def hog(rig: Rig) -> MultiCoreStore:
     return store
 
 
-def test_drop_oldest_takes_from_who_has_more_than_its_part() -> None:
-    """A core below its even part gives up nothing of its own while another is above; subscribers are told."""
+def test_drop_oldest_drops_from_cores_above_their_share() -> None:
+    """A core below its share drops none of its own segments meanwhile; subscribers are notified."""
     rig = Rig(size_cap_policy="drop_oldest")
     with hog(rig) as store:
         lost_before = rig.observer.total("quiver.subscriber.dropped_bundles_total")
@@ -306,8 +309,8 @@ def test_drop_oldest_takes_from_who_has_more_than_its_part() -> None:
         assert used(rig) <= CAP_BYTES + 2 * SEGMENT_BYTES
 
 
-def test_a_core_above_its_part_gives_up_its_own() -> None:
-    """Under `drop_oldest` a hot core takes nothing unresolved from one that has less than it."""
+def test_a_core_above_its_share_drops_its_own_segments() -> None:
+    """With `drop_oldest` a full core drops no pending segments of a core that has fewer bytes."""
     rig = Rig(size_cap_policy="drop_oldest")
     with rig.open(cores=2) as store:
         store.register("one", start="earliest")
@@ -322,8 +325,8 @@ def test_a_core_above_its_part_gives_up_its_own() -> None:
         assert set(range(6)) <= set(drain(store, "one"))
 
 
-def test_with_backpressure_nothing_is_given_up(rig: Rig) -> None:
-    """The cold core waits for the subscribers of the hot one, but for the one segment that it always has."""
+def test_with_backpressure_no_core_drops_anything(rig: Rig) -> None:
+    """The idle core waits for the subscribers of the full one, except for the one segment that it always has."""
     with hog(rig) as store:
         before = rig.segments(0)
         with pytest.raises(CapacityError):
@@ -333,8 +336,8 @@ def test_with_backpressure_nothing_is_given_up(rig: Rig) -> None:
         assert rig.observer.total("quiver.subscriber.dropped_bundles_total") == 0
 
 
-def test_the_owner_was_dead_when_its_bundles_were_given_up() -> None:
-    """Its next start counts them for each subscriber before any is served; none of them leaves a gap."""
+def test_drops_from_a_dead_core_are_counted_at_its_next_start() -> None:
+    """For each subscriber, before it gets a bundle; no progress has a gap."""
     rig = Rig(size_cap_policy="drop_oldest")
     hog(rig)
     rig.fs = rig.fs.clone_after_kill()
@@ -357,8 +360,8 @@ def test_the_owner_was_dead_when_its_bundles_were_given_up() -> None:
         assert owner.stats()["subscribers"]["one"]["pending_bundles"] == 0
 
 
-def test_a_handle_on_what_was_given_up(rig: Rig) -> None:
-    """Who holds the bundle keeps it; an acknowledgement comes too late, and hurts nothing."""
+def test_a_handle_of_a_dropped_bundle_stays_readable(rig: Rig) -> None:
+    """A late acknowledgement is ignored."""
     rig = Rig(size_cap_policy="drop_oldest")
     with hog(rig) as store:
         subscriber = store.register("one", start="earliest")
@@ -375,8 +378,8 @@ def test_a_handle_on_what_was_given_up(rig: Rig) -> None:
         assert store.stats()["subscribers"]["one"]["pending_bundles"] <= 1
 
 
-def test_what_the_record_has_no_room_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead core's record may fill up; nothing is given up without being named."""
+def test_segments_that_do_not_fit_the_eviction_record_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of a dead core may be full; a segment is only dropped after it was recorded."""
     monkeypatch.setattr("quiver.store.cores.claims.DROP_ENTRIES_MAX", 2)
     rig = Rig(size_cap_policy="drop_oldest")
     with rig.open(cores=2) as store:
@@ -391,12 +394,12 @@ def test_what_the_record_has_no_room_for_is_kept(monkeypatch: pytest.MonkeyPatch
         rig.tick(store)
 
 
-# ---- the record
+# ---- the eviction record
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", encode_drop_ledger([])[:-1], b"\xff" * 4096])
-def test_a_damaged_record(rig: Rig, content: bytes) -> None:
-    """A copy is kept, it is reported, and the owner goes by the files that are there."""
+def test_a_damaged_eviction_record_is_reported_and_ignored(rig: Rig, content: bytes) -> None:
+    """A copy is kept, and the owner relies on the existing files."""
     with rig.open(cores=2) as store:
         finished(rig, store)
         evictor = Evictor(rig.fs, ROOT, 1, clock=rig.clock, observer=rig.observer)
@@ -410,8 +413,8 @@ def test_a_damaged_record(rig: Rig, content: bytes) -> None:
         assert len(rig.fs.list_dir(f"{BEHIND}/quarantine")) == 1
 
 
-def test_a_record_of_a_crash_before_anything_went(rig: Rig) -> None:
-    """Finished segments that still exist are kept; those that were given up go, because they were counted."""
+def test_after_a_crash_before_any_deletion_only_dropped_segments_are_deleted(rig: Rig) -> None:
+    """Finished segments that still exist are kept; dropped ones are deleted, because they were counted."""
     with rig.open(cores=2) as store:
         finished(rig, store)
         before = rig.segments(0)
@@ -424,7 +427,10 @@ def test_a_record_of_a_crash_before_anything_went(rig: Rig) -> None:
 
 @pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
 def test_a_crash_at_every_step_of_an_eviction(policy: str) -> None:
-    """Whatever the disk has: all cores open, each bundle is delivered unless acknowledged or counted as given up."""
+    """
+    On any state of the disk, all cores open, and each bundle is delivered unless it was acknowledged or counted as
+    dropped.
+    """
     rig = Rig(size_cap_policy=policy)
     with rig.open(cores=2) as store:
         store.register("one", start="earliest")
@@ -444,7 +450,7 @@ def test_a_crash_at_every_step_of_an_eviction(policy: str) -> None:
 
         rig.fs.on_step = on_step
         greedy = [0] if policy == "drop_oldest" else []
-        # The finished ones and a few more.
+        # The finished segments and a few more.
         sizes = [rig.fs.stat(f"{BEHIND}/segments/{name}").size_bytes for name in rig.segments(0)]
         evictor.evict([0], sum(sizes) * 6 // 10, drop_from=greedy)
         if greedy:
@@ -457,24 +463,24 @@ def test_a_crash_at_every_step_of_an_eviction(policy: str) -> None:
         with again.open(cores=2) as store:
             got = drain(store, "one")
             assert not acked & set(got)
-            # What the crash came after was counted before it: an entry of the ledger, or in the progress file.
+            # Drops are counted before the crash: in the ledger or in the progress file.
             missing = set(range(80)) - acked - set(got)
             assert missing == set() or policy == "drop_oldest"
-            # What is given up is the oldest, whole segments of it, and nothing behind it.
+            # Only the oldest complete segments are dropped.
             assert missing == set(range(40, 40 + len(missing)))
             again.tick(store)
             assert store.stats()["subscribers"]["one"]["pending_bundles"] == 0
             assert record(again.fs) is None
-            # A new bundle gets a number that nobody has seen.
+            # A new bundle gets an unused number.
             fill(store, 0, 1, first=500)
             assert drain(store, "one") == [500]
 
 
-# ---- the account of what was given up
+# ---- counting drops
 
 
 class Said(InMemoryObserver):
-    """Remembers which segments were said to be dropped."""
+    """Records which segments were reported as dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -492,7 +498,7 @@ def drop_rig(fs: CrashFileSystem | None = None, clock: ManualClock | None = None
 
 
 def given_up(rig: Rig) -> tuple[MultiCoreStore, MultiCoreStore, list[int]]:
-    """Two processes: the owner of core 0, of which the other gave up segments that it has not taken note of."""
+    """Two processes: the owner of core 0, and another that dropped segments of core 0 without the owner's knowledge."""
     owner, cold = rig.open(cores=2, core=0), rig.open(cores=2, core=1)
     owner.register("one", start="earliest")
     fill(owner, 0, 120)
@@ -504,8 +510,8 @@ def given_up(rig: Rig) -> tuple[MultiCoreStore, MultiCoreStore, list[int]]:
     return owner, cold, gone
 
 
-def test_what_others_gave_up_is_counted_once() -> None:
-    """Not by who gave it up and by its owner: a double count would make two losses of one."""
+def test_drops_by_another_core_are_counted_once() -> None:
+    """Not both by the process that drops and by the owner."""
     rig, said = drop_rig()
     owner, cold, gone = given_up(rig)
     before = rig.observer.total("quiver.segment.dropped_total")
@@ -519,8 +525,8 @@ def test_what_others_gave_up_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize("subscribed", [True, False])
-def test_an_owner_that_dies_while_it_takes_note_counts_no_loss_twice(subscribed: bool) -> None:
-    """At any step of it: its next life counts what it did not, for segments as for each subscriber's bundles."""
+def test_an_owner_that_crashes_while_it_counts_drops_counts_none_twice(subscribed: bool) -> None:
+    """At any step: the next start counts only what was not counted, in segments and in bundles of each subscriber."""
     rig, said = drop_rig()
     owner, cold, gone = given_up(rig)
     if not subscribed:
@@ -549,15 +555,15 @@ def test_an_owner_that_dies_while_it_takes_note_counts_no_loss_twice(subscribed:
             bundles = counted + then.total("quiver.subscriber.dropped_bundles_total")
             assert bundles in (0, lost)
             assert record(again.fs) is None
-    # Only a death between the ledger's new name and the count behind it: that one is in nobody's count.
+    # Except a crash between the rename of the ledger and the count after it: that drop is not counted.
     assert behind <= 1
     assert len(states) > 5
     owner.close()
     cold.close()
 
 
-def test_a_full_ledger_keeps_the_record_for_who_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query in another process has seen neither: were the record thrown away, its gap could not fill."""
+def test_a_full_ledger_keeps_the_eviction_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query in another process has read neither. Without the record, the gap in its progress would stay."""
     rig, _ = drop_rig()
     owner, cold, gone = given_up(rig)
     segments = Segments([SegmentRef(seq, 1) for seq in (*gone, gone[-1] + 1)])
@@ -580,10 +586,10 @@ def test_a_full_ledger_keeps_the_record_for_who_is_not_here(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("asked", ["rewind", "register"])
-def test_nothing_is_promised_that_another_core_is_deleting(rig: Rig, asked: str) -> None:
+def test_a_rewind_waits_for_a_deletion_by_another_core(rig: Rig, asked: str) -> None:
     """
-    The other chose by the progress that it read. Whoever asks again for what is finished waits until it is done, and
-    then gets all that he was promised.
+    The other core chose by the progress that it read. A rewind waits until the deletion is complete, and then
+    returns exactly the bundles that it reported.
     """
     with rig.open(cores=2) as store:
         finished(rig, store)

@@ -1,4 +1,7 @@
-"""Several cores with an object tier: each has its own objects, under one cap; what another core frees is no loss."""
+"""
+Several cores with an object tier: each has its own objects under one cap, and an eviction by another core loses
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def objects(rig: Rig) -> list[str]:
 
 
 def test_each_core_has_its_own_objects() -> None:
-    """Nothing of theirs is on the disk, and all of it comes back: to readers, after a restart, to subscribers."""
+    """No segment is on the disk, and readers and subscribers get all of them, also after a restart."""
     rig = cold_rig(cold_local_age_s=0.0)
     with rig.open(cores=2) as store:
         store.register("one", start="earliest")
@@ -53,7 +56,7 @@ def test_each_core_has_its_own_objects() -> None:
 
 
 def crowded(rig: Rig) -> tuple[MultiCoreStore, list[int]]:
-    """Core 0 holds nearly all that the cap allows, and a subscriber wants all of it."""
+    """Core 0 uses nearly all of the cap, and a subscriber has not resolved any of it."""
     store = rig.open(cores=2)
     store.register("one", start="earliest")
     numbers: list[int] = []
@@ -64,8 +67,8 @@ def crowded(rig: Rig) -> tuple[MultiCoreStore, list[int]]:
     return store, numbers
 
 
-def test_room_is_made_of_what_the_tier_has() -> None:
-    """One core fills up and takes files of the other, which goes on reading them in the tier; nothing is given up."""
+def test_files_of_segments_in_the_tier_are_removed_to_free_space() -> None:
+    """A full core removes files of the other core, which then reads them from the tier; nothing is dropped."""
     rig = cold_rig()
     store, numbers = crowded(rig)
     with store:
@@ -77,7 +80,7 @@ def test_room_is_made_of_what_the_tier_has() -> None:
             numbers.append(number)
         left = rig.segments(0)
         assert len(left) < len(before)
-        assert max(left) == max(before)  # its name keeps the numbers
+        assert max(left) == max(before)  # its name reserves the numbers
         rig.tick(store)
         figures = store.stats()["cores"][0]
         assert figures["segments"] == len(before)
@@ -87,8 +90,8 @@ def test_room_is_made_of_what_the_tier_has() -> None:
         assert rig.observer.total("quiver.segment.damaged_bundles_total") == 0
 
 
-def test_what_the_tier_has_not_stays() -> None:
-    """Nobody takes a file whose object was not verified: then a full core waits, as without a tier."""
+def test_files_without_a_verified_object_are_not_removed() -> None:
+    """The full core waits, as without a tier."""
     rig = cold_rig()
     store, _ = crowded(rig)
     before = rig.segments(0)
@@ -99,8 +102,8 @@ def test_what_the_tier_has_not_stays() -> None:
         assert rig.segments(0) == before
 
 
-def test_its_owner_was_dead_meanwhile() -> None:
-    """It finds the files missing at its next start, and the list says where they are."""
+def test_the_next_start_of_a_core_finds_its_removed_files_in_the_tier() -> None:
+    """Its cold list has their locations."""
     rig = cold_rig()
     store, numbers = crowded(rig)
     for _ in range(3):
@@ -119,8 +122,8 @@ def test_its_owner_was_dead_meanwhile() -> None:
         assert rig.observer.total("quiver.subscriber.dropped_bundles_total") == 0
 
 
-def test_a_damaged_list_gives_no_room() -> None:
-    """Who cannot tell what the tier has takes nothing but what everybody has resolved."""
+def test_with_a_damaged_cold_list_only_finished_segments_are_removed() -> None:
+    """The list no longer shows which segments have objects."""
     rig = cold_rig()
     store, _ = crowded(rig)
     with store:
@@ -137,15 +140,15 @@ def test_a_damaged_list_gives_no_room() -> None:
         assert rig.segments(0) == before
 
 
-def test_a_core_that_there_is_no_more_of() -> None:
-    """It is drained from the tier; its directory goes when its last object has gone, and not before."""
+def test_a_removed_core_is_drained_from_the_tier() -> None:
+    """Its directory is deleted after its last object, and not before."""
     rig = cold_rig(cold_local_age_s=0.0)
     with rig.open(cores=2) as store:
         numbers = fill(store, 0, 10) + fill(store, 1, 10, first=100)
         for _ in range(3):
             rig.tick(store)
     assert rig.segments(1) == []
-    assert not remove_drained(rig.fs, f"{ROOT}/core_1")  # its list is all that knows of them
+    assert not remove_drained(rig.fs, f"{ROOT}/core_1")  # only its list has their keys
     with rig.open(cores=1) as store:
         assert sorted(drain(store, "one")) == numbers
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""Another number of cores than last time: what is kept of those that go, and who is waited for in those that come."""
+"""A changed number of cores: what is kept of removed ones, and which subscribers new ones wait for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from store_rig import drain
 
 
 @pytest.mark.parametrize("what", ["dead-letter/out", "incoming/sink"])
-def test_what_is_nobody_elses_keeps_a_removed_core(what: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What an exporter gave up, and what a sink has staged, is in no other place: the directory stays, whole."""
+def test_dead_letters_and_staged_batches_keep_a_removed_core(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    """They exist only there, so the directory is kept completely."""
     rig = Rig()
     with rig.open(cores=2) as store:
         fill(store, 1, 3)
@@ -35,8 +35,11 @@ def test_what_is_nobody_elses_keeps_a_removed_core(what: str, caplog: pytest.Log
         assert [found.reason for found in read_dead_letters(rig.fs, f"{ROOT}/core_1", "out")] == ["no such table"]
 
 
-def test_a_removed_core_that_must_stay_is_looked_at_more_and_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
-    """An hour of it is some twenty looks, not seven hundred; and it goes some minutes after it was cleared up."""
+def test_a_removed_core_that_must_stay_is_checked_at_growing_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    About twenty times in an hour instead of seven hundred; it is deleted some minutes after the
+    reason is removed.
+    """
     rig = Rig()
     caplog.set_level(logging.INFO, "quiver")
     kept = f"{ROOT}/core_1/quarantine/something.damaged"
@@ -56,8 +59,8 @@ def test_a_removed_core_that_must_stay_is_looked_at_more_and_more_seldom(caplog:
         assert not rig.fs.exists(f"{ROOT}/core_1")
 
 
-def test_who_is_known_is_waited_for_in_a_new_core() -> None:
-    """A subscriber whose program comes back late, or asks for what is new, gets all that new cores took meanwhile."""
+def test_a_new_core_keeps_bundles_for_known_subscribers() -> None:
+    """Also for one that registers later, or that starts at `latest`."""
     rig = Rig()
     with rig.open(cores=2) as store:
         fill(store, 0, 2)
@@ -73,8 +76,8 @@ def test_who_is_known_is_waited_for_in_a_new_core() -> None:
         assert drain(store, "late", start="latest") == numbers
 
 
-def test_who_was_unregistered_is_not_waited_for_in_a_new_core() -> None:
-    """Only those whose progress is in the directory count."""
+def test_a_new_core_does_not_wait_for_unregistered_subscribers() -> None:
+    """Only subscribers with progress in the directory count."""
     rig = Rig()
     with rig.open(cores=2) as store:
         store.register("one")
@@ -86,7 +89,7 @@ def test_who_was_unregistered_is_not_waited_for_in_a_new_core() -> None:
 
 
 def test_a_process_for_each_core_waits_for_its_own_subscribers() -> None:
-    """Who reads another core's process reads nothing here: nothing is held for it."""
+    """A subscriber of another core's process reads nothing here, so nothing is kept for it."""
     rig = Rig()
     with rig.open(cores=2, core=0) as first:
         first.register("of-the-first")
@@ -94,8 +97,8 @@ def test_a_process_for_each_core_waits_for_its_own_subscribers() -> None:
             assert second.subscribers() == []
 
 
-def test_a_crash_while_a_core_is_new() -> None:
-    """Whenever the process dies while the number grows, who is known is waited for afterwards."""
+def test_a_crash_while_a_core_is_created_forgets_no_subscriber() -> None:
+    """After a crash at any step, the new core waits for all known subscribers."""
     rig = Rig()
     with rig.open(cores=1) as store:
         store.register("late")

@@ -1,7 +1,4 @@
-"""
-Cores and power cuts: at every step of making, opening and claiming, and at random in the life of
-several processes.
-"""
+"""Cores and power loss: at every step of creating, opening and claiming, and at random while several processes run."""
 
 from __future__ import annotations
 
@@ -23,8 +20,11 @@ from store_rig import drain, number_of
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])
-def test_a_crash_at_every_step_of_the_first_use(cores: int) -> None:
-    """Made with two cores, crashed anywhere, opened with one, two or three: what was synced comes out, once."""
+def test_a_crash_at_any_step_of_the_first_use_loses_nothing_synced(cores: int) -> None:
+    """
+    Created with two cores, crashed at any step, opened with one, two or three: every synced bundle is delivered
+    once.
+    """
     rig = Rig()
     rig.fs.make_dirs("/")
     clones: list[tuple[CrashFileSystem, set[int]]] = []
@@ -54,8 +54,8 @@ def test_a_crash_at_every_step_of_the_first_use(cores: int) -> None:
             assert expected <= set(got) <= set(range(4))
 
 
-def test_a_crash_at_every_step_of_a_claim() -> None:
-    """The claim is never synced: the disk may have any of it, and the next start goes by the files."""
+def test_a_crash_at_any_step_of_a_claim_does_not_affect_the_next_start() -> None:
+    """Claims are never synced, so the disk may have any part of one; the next start counts the files."""
     rig = Rig()
     with rig.open(cores=2) as store:
         store.register("one", start="earliest")
@@ -76,7 +76,7 @@ def test_a_crash_at_every_step_of_a_claim() -> None:
         with again.open(cores=2, core=1) as store:
             again.tick(store)
             figures = store.stats()["cores"][1]
-            # Nobody writes the claim of core 0: what counts is what is there.
+            # No process renews the claim of core 0, so its files count.
             assert figures["others_bytes"] == directory_bytes(clone, f"{ROOT}/core_0")
 
 
@@ -85,7 +85,7 @@ def test_a_crash_at_every_step_of_a_claim() -> None:
 
 @dataclass
 class Life:
-    """Processes with one core each, on one disk; what they were promised, and what they gave."""
+    """Processes with one core each on one disk, and the promises that they made."""
 
     rig: Rig
     cores: int = 3
@@ -93,11 +93,11 @@ class Life:
     synced: set[int] = field(default_factory=set)
     offered: int = 0
     out: set[int] = field(default_factory=set)
-    """Handed out and acknowledged."""
+    """Delivered and acknowledged."""
     settled: set[int] = field(default_factory=set)
-    """Of these, those whose acknowledgement is durable."""
+    """Acknowledged durably."""
     unsettled: dict[int, set[int]] = field(default_factory=dict)
-    """The others, by the process that acknowledged them."""
+    """The other acknowledgements, by process."""
 
     def open(self, core: int) -> None:
         store = self.rig.open(cores=self.cores, core=core)
@@ -146,7 +146,7 @@ class Life:
     def check(self) -> None:
         fs = self.rig.fs
         total = sum(directory_bytes(fs, f"{ROOT}/{core_directory(core)}") for core in find_cores(fs, ROOT))
-        # A segment for each core; the files of these small ones are nearly twice what their bundles take.
+        # A segment for each core; files of such small segments are nearly twice as large as their bundles.
         assert total <= CAP_BYTES + 2 * SEGMENT_BYTES * len(find_cores(fs, ROOT))
 
 
@@ -156,7 +156,7 @@ STEPS = ["put", "put", "put", "take", "take", "tick", "tick", "close", "open", "
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**32), st.integers(15, 40))
 def test_random_lives_lose_nothing(seed: int, steps: int) -> None:
-    """Whatever several processes do, and however they end: with `backpressure` all that was synced comes out."""
+    """With `backpressure` every synced bundle is delivered, for any actions and ends of the processes."""
     chance = random.Random(seed)
     life = Life(Rig())
     life.rig.fs.make_dirs(ROOT)
@@ -187,7 +187,7 @@ def test_random_lives_lose_nothing(seed: int, steps: int) -> None:
     for one in list(life.stores):
         life.close(one)
     with life.rig.open(cores=1) as store:
-        # What was acknowledged and not yet written down comes once more; nothing else is missing.
+        # Acknowledgements that were not durable are repeated; nothing else is missing.
         store.seal()
         late = drain(store, "one")
         assert len(late) == len(set(late))

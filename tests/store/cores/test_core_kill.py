@@ -1,4 +1,4 @@
-"""A process for each core, killed at random while the cap bites: nothing that was accepted is lost."""
+"""One process per core, killed at random at the size cap: no accepted bundle is lost."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ CORES = 3
 
 
 def _work(root: Path, core: int, first: int, ready: Connection) -> None:
-    """
-    Ingest and acknowledge without end. What was accepted, and what is about to be acknowledged, is
-    noted in files.
-    """
+    """Ingest and acknowledge forever. Files record accepted bundles, and those about to be acknowledged."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     accepted, taken = (os.open(root.parent / name, flags) for name in ("accepted", "taken"))
     with quiver.open(root, settings(), cores=CORES, core=core) as store:
@@ -38,7 +35,7 @@ def _work(root: Path, core: int, first: int, ready: Connection) -> None:
                 os.write(accepted, b"%d\n" % number)
             except CapacityError:
                 store.seal()
-            # It falls behind for a while, so that the cap is felt, and catches up.
+            # It lags for a while so that the cap applies, and catches up.
             while number % 40 < 20 and (handle := subscriber.next_bundle(timeout=0)) is not None:
                 os.write(taken, b"%d\n" % number_of(handle.bundle))
                 handle.ack()
@@ -49,8 +46,8 @@ def _noted(path: Path) -> list[int]:
 
 
 @pytest.mark.kill
-def test_cores_are_killed_at_random(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """All that was accepted is delivered in the end, and disk use stays within a segment for each core of the cap."""
+def test_random_kills_of_cores_lose_no_accepted_bundle(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Disk use exceeds the cap by at most one segment for each core."""
     cycles = max(10, pytestconfig.getoption("--kill-cycles") // 50)
     chance = random.Random(18)
     root = tmp_path / "buffer"
@@ -71,9 +68,9 @@ def test_cores_are_killed_at_random(tmp_path: Path, pytestconfig: pytest.Config)
     try:
         for _ in range(cycles):
             core = chance.randrange(CORES)
-            if chance.random() < 0.7:  # the others are killed while they start, or a little later
+            if chance.random() < 0.7:  # the others are killed during or shortly after their start
                 ready[core].recv()
-            time.sleep(chance.uniform(0.0, 0.2))  # at any moment: that is the point
+            time.sleep(chance.uniform(0.0, 0.2))  # at any moment, which is the purpose of this test
             processes[core].kill()
             processes[core].join()
             ready[core].close()
@@ -86,7 +83,7 @@ def test_cores_are_killed_at_random(tmp_path: Path, pytestconfig: pytest.Config)
             process.join()
         for pipe in ready.values():
             pipe.close()
-    # A killed process leaves its log unsealed, and the next one seals it: for a moment the bundles are there twice.
+    # A killed process leaves its log unsealed, and the next one seals it: the bundles briefly exist twice.
     assert most <= CAP_BYTES + CORES * 3 * SEGMENT_BYTES
     late = []
     with quiver.open(root, settings(), cores=CORES, background=False) as store:

@@ -1,7 +1,4 @@
-"""
-A process for each core, on real files: the five goals of sharing one cap, while the others run, stop, or are
-killed.
-"""
+"""One process per core on real files: sharing one cap while other processes run, stop, or are killed."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import quiver
 from quiver.store.cores.store import MultiCoreStore
 
 OVERSHOOT_BYTES = SEGMENT_BYTES + SEGMENT_BYTES // 2
-"""What one core may have above the cap for a moment: a segment, with what its format adds."""
+"""The temporary excess of one core above the cap: a segment, with the overhead of its format."""
 
 
 def core_figures(store: MultiCoreStore) -> dict[str, int]:
@@ -23,10 +20,10 @@ def core_figures(store: MultiCoreStore) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("how", ["runs", "is stopped", "is killed"])
-def test_the_others_free_what_a_core_has_finished(tmp_path: Path, how: str) -> None:
+def test_finished_segments_of_any_core_are_freed_by_others(tmp_path: Path, how: str) -> None:
     """
-    Evicting depends on no core: one that is stopped or killed hinders nobody, and finds all in order afterwards. The
-    hot one gets far more than its even part, and more than the cap would leave beside what the other had.
+    A stopped or killed core blocks no other, and finds its directory intact afterwards. The busy core gets far more
+    than its share, and more than the rest of the cap.
     """
     with core_processes(tmp_path, 2) as (idle, hot):
         assert idle.ask(put, 0, 80) == 80
@@ -39,12 +36,12 @@ def test_the_others_free_what_a_core_has_finished(tmp_path: Path, how: str) -> N
             idle.kill()
         count = 0
         left = before
-        # Until it has them, however long the machine takes: its owner may be at work in its directory just now.
+        # Wait until it has them on a machine of any speed: their owner may be working in its directory just now.
         while len(left) >= 4 or hot.ask(core_figures)["cap_fraction"] <= 0.75:
             count += hot.ask(put, 1_000 + count, 10_000, 0.5)
             left = segments(tmp_path, 0)
             if how == "is stopped" and left == before:
-                # It was stopped in the middle of deleting, with the lock in its hands: let it stop elsewhere.
+                # It was stopped during a deletion while it held the lock: let it stop at another moment.
                 idle.signal(signal.SIGCONT)
                 idle.ask(core_figures)
                 idle.signal(signal.SIGSTOP)
@@ -65,7 +62,7 @@ def test_the_others_free_what_a_core_has_finished(tmp_path: Path, how: str) -> N
 
 
 def write_and_take(store: MultiCoreStore, first: int, count: int) -> int:
-    """Ingest and acknowledge by turns; how many came out."""
+    """Ingest and acknowledge in turn; return the number of delivered bundles."""
     taken = 0
     subscriber = store.register("one", start="earliest")
     for number in range(first, first + count, 20):
@@ -79,7 +76,7 @@ def write_and_take(store: MultiCoreStore, first: int, count: int) -> int:
 
 
 def test_all_cores_at_work_stay_below_the_cap(tmp_path: Path) -> None:
-    """Each writes several caps of data: disk use is never above the cap by more than a segment for each core."""
+    """Each writes several times the cap: disk use exceeds it by at most one segment for each core."""
     with core_processes(tmp_path, 3) as processes:
         for number, process in enumerate(processes):
             process.start(write_and_take, number * 10_000, 240)
@@ -88,14 +85,17 @@ def test_all_cores_at_work_stay_below_the_cap(tmp_path: Path) -> None:
             while process.is_busy():
                 most = max(most, disk_bytes(tmp_path))
         assert [process.answer() for process in processes] == [240] * 3
-        # 240 bundles are more than a cap, so the cap was felt.
+        # 240 bundles exceed the cap, so it applied.
         assert CAP_BYTES // 2 < most <= CAP_BYTES + 3 * OVERSHOOT_BYTES
         for process in processes:
             process.close()
 
 
-def test_a_core_that_comes_late_gets_its_part_with_drop_oldest(tmp_path: Path) -> None:
-    """Nobody acknowledges anything. Who has all gives up its oldest for the other, though it is stopped; it is told."""
+def test_with_drop_oldest_a_late_core_gets_its_share(tmp_path: Path) -> None:
+    """
+    No subscriber acknowledges anything. The first core drops its oldest segments for the late one although it is
+    stopped, and is notified.
+    """
     with core_processes(tmp_path, 2, size_cap_policy="drop_oldest") as (first, second):
         assert first.ask(put, 0, 150) == 150
         first.signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Subscribers of several cores by name: how they stand, who did not come back, and going back."""
+"""Subscribers of several cores by name: their lag, orphans, and rewinding."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from quiver import BundleRef, StoreClosedError, UnknownSubscriberError, UsageErr
 from store_rig import drain
 
 
-def test_how_all_stand_is_the_sum_of_the_cores(rig: Rig) -> None:
-    """Bundles and bytes add up, of ages the longest counts; a store is drained when every core of it is."""
+def test_the_lag_of_a_subscriber_is_the_sum_over_the_cores(rig: Rig) -> None:
+    """Bundles and bytes are added, the age is the longest, and a store is drained when all of its cores are."""
     with rig.open() as store:
         store.register("one", start="earliest")
         store.register("two", start="earliest")
@@ -35,8 +35,8 @@ def test_how_all_stand_is_the_sum_of_the_cores(rig: Rig) -> None:
             ask()
 
 
-def test_who_does_not_come_back_is_listed_once_and_dropped(rig: Rig) -> None:
-    """An orphan of all cores is one; dropped, it holds nothing in any of them."""
+def test_an_orphan_of_all_cores_is_listed_once_and_dropped(rig: Rig) -> None:
+    """After the drop it holds no segment in any core."""
     with rig.open() as store:
         store.register("here", start="earliest")
         store.register("gone", start="earliest")
@@ -60,8 +60,8 @@ def test_who_does_not_come_back_is_listed_once_and_dropped(rig: Rig) -> None:
         assert len(drain(store, "here")) == 5
 
 
-def test_going_back_by_name(rig: Rig) -> None:
-    """In every core; a place in one core is refused before anything is rewound."""
+def test_a_rewind_by_name_applies_to_every_core(rig: Rig) -> None:
+    """A position in one core is refused before any core is rewound."""
     with rig.open() as store:
         fill(store, 0, 3)
         fill(store, 1, 2)

@@ -1,4 +1,4 @@
-"""Several cores as one store: where bundles go, who gets them, what is refused, and what becomes of removed cores."""
+"""Several cores as one store: ingest, delivery, errors, and removed cores."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from quiver.store.cores.store import MultiCoreStore
 from store_rig import drain, number_of
 
 
-def test_cores_take_turns_and_a_subscriber_gets_all(rig: Rig) -> None:
-    """Every core has its own directory and numbers; a subscriber gets each bundle once, and knows from where."""
+def test_bundles_rotate_over_the_cores_and_a_subscriber_gets_all(rig: Rig) -> None:
+    """Every core has its own directory and numbers; a subscriber gets each bundle once, with its core."""
     with rig.open() as store:
         subscriber = store.register("one", start="earliest")
         receipts = [store.ingest(numbered(number)) for number in range(9)]
@@ -43,8 +43,8 @@ def test_cores_take_turns_and_a_subscriber_gets_all(rig: Rig) -> None:
     assert [name for name in rig.fs.list_dir(ROOT) if name.startswith("core_")] == ["core_0", "core_1", "core_2"]
 
 
-def test_bundles_are_taken_and_acknowledged_in_batches(rig: Rig) -> None:
-    """A batch is of one core; what is given back is refused in `ack_all`, and all others count."""
+def test_bundles_are_delivered_and_acknowledged_in_batches(rig: Rig) -> None:
+    """A batch is from one core. `ack_all` refuses a returned bundle and acknowledges all others."""
     with rig.open() as store:
         subscriber = store.register("one", start="earliest")
         for number in range(9):
@@ -65,8 +65,8 @@ def test_bundles_are_taken_and_acknowledged_in_batches(rig: Rig) -> None:
         assert subscriber.lag().is_drained
 
 
-def test_the_order_of_delivery_holds_in_every_core(rig: Rig) -> None:
-    """Newest first in each, also in one that is opened later; an order that there is not is refused."""
+def test_the_order_of_delivery_applies_in_every_core(rig: Rig) -> None:
+    """Newest first in each, also in one that is opened later; an unknown order is refused."""
     with rig.open() as store:
         subscriber = store.register("one", start="earliest", order="newest")
         for number in range(6):
@@ -80,8 +80,8 @@ def test_the_order_of_delivery_holds_in_every_core(rig: Rig) -> None:
             store.register("two", order="best")
 
 
-def test_unregister_says_what_was_lost(rig: Rig) -> None:
-    """The sum over the cores."""
+def test_unregister_returns_the_number_of_lost_bundles(rig: Rig) -> None:
+    """As the sum over the cores."""
     with rig.open() as store:
         store.register("one", start="earliest")
         for number in range(5):
@@ -90,8 +90,8 @@ def test_unregister_says_what_was_lost(rig: Rig) -> None:
         assert store.unregister("one") == 5
 
 
-def test_all_cores_call_back_and_rewind(rig: Rig) -> None:
-    """A callback hears of bundles in any core until it is ended; a rewind brings all of them back."""
+def test_callbacks_and_rewinds_apply_to_all_cores(rig: Rig) -> None:
+    """A callback is called for bundles of any core until it is stopped; a rewind returns all of them."""
     heard = threading.Semaphore(0)
     with rig.open() as store:
         subscriber = store.register("one", start="earliest")
@@ -113,16 +113,16 @@ def test_all_cores_call_back_and_rewind(rig: Rig) -> None:
             subscriber.rewind(0)
 
 
-def test_order_is_kept_within_a_core(rig: Rig) -> None:
-    """What a producer puts into one core comes out in order."""
+def test_order_is_preserved_within_a_core(rig: Rig) -> None:
+    """Bundles that a producer ingests into one core are delivered in order."""
     with rig.open() as store:
         store.register("one", start="earliest")
         fill(store, 1, 10)
         assert drain(store, "one") == list(range(10))
 
 
-def test_progress_survives(rig: Rig) -> None:
-    """After a restart a subscriber gets what it had not acknowledged, from each core."""
+def test_progress_survives_a_restart(rig: Rig) -> None:
+    """After a restart a subscriber gets its unacknowledged bundles from each core."""
     with rig.open() as store:
         subscriber = store.register("one", start="earliest")
         for number in range(6):
@@ -136,8 +136,8 @@ def test_progress_survives(rig: Rig) -> None:
         assert sorted(drain(store, "one")) == [4, 5]
 
 
-def test_handles_do_all_that_handles_do(rig: Rig) -> None:
-    """Reject, defer, claim by reference, giving back: each reaches the core that the bundle is in."""
+def test_handles_of_cores_support_every_operation(rig: Rig) -> None:
+    """Reject, defer, claim by reference and return: each applies in the core of the bundle."""
     with rig.open(cores=2) as store:
         subscriber = store.register("one", start="earliest")
         fill(store, 0, 1, first=0)
@@ -158,8 +158,8 @@ def test_handles_do_all_that_handles_do(rig: Rig) -> None:
         subscriber.release()
 
 
-def test_waiting_ends_when_a_core_seals(rig: Rig) -> None:
-    """The time-out is kept; without one that passed, the bundle of any core ends the waiting."""
+def test_a_waiting_subscriber_wakes_when_any_core_seals(rig: Rig) -> None:
+    """Otherwise the timeout applies."""
     with rig.open(cores=2) as store:
         subscriber = store.register("one", start="earliest")
         before = rig.clock.monotonic()
@@ -170,7 +170,7 @@ def test_waiting_ends_when_a_core_seals(rig: Rig) -> None:
 
 
 def test_unregistering_is_final_in_every_core(rig: Rig) -> None:
-    """Nothing is left of the subscriber; a second time is refused."""
+    """No progress of the subscriber is left; a second call is refused."""
     with rig.open(cores=2) as store:
         store.register("one")
         store.unregister("one")
@@ -180,8 +180,8 @@ def test_unregistering_is_final_in_every_core(rig: Rig) -> None:
     assert not [name for core in (0, 1) for name in rig.fs.list_dir(f"{ROOT}/core_{core}") if "quiver.sub" in name]
 
 
-def test_what_does_not_fit_is_refused_in_words(rig: Rig) -> None:
-    """Wrong numbers, a segment number as a start, a directory that is of the other kind."""
+def test_invalid_arguments_are_refused_with_a_reason(rig: Rig) -> None:
+    """Wrong numbers, a segment number as a start, and a directory of the other kind."""
     for wrong in (
         {"cores": 0},
         {"cores": 2, "core": 2},
@@ -202,8 +202,8 @@ def test_what_does_not_fit_is_refused_in_words(rig: Rig) -> None:
         quiver.open(ROOT, fs=rig.fs, background=False)
 
 
-def test_a_single_store_is_not_taken_for_cores(rig: Rig) -> None:
-    """The refusal says how to go on, and doing so works."""
+def test_a_single_store_is_not_opened_as_cores(rig: Rig) -> None:
+    """The error describes the remedy, and the remedy works."""
     with quiver.open(ROOT, rig.settings, fs=rig.fs, clock=rig.clock, background=False) as store:
         store.register("one", start="earliest")
         store.ingest(numbered(7))
@@ -217,27 +217,27 @@ def test_a_single_store_is_not_taken_for_cores(rig: Rig) -> None:
         assert drain(cores, "one") == [7]
 
 
-def test_a_cap_that_cores_cannot_live_on_is_refused(rig: Rig) -> None:
-    """Each core needs room for its log and two segments, however the cap is shared."""
+def test_a_cap_too_small_for_the_cores_is_refused(rig: Rig) -> None:
+    """Each core needs space for its log and two segments, however the cap is shared."""
     for share_cap in (True, False):
         with pytest.raises(SettingsError, match="over 20 cores leaves each 10000 bytes"):
             rig.open(cores=20, share_cap=share_cap)
 
 
-def test_an_even_part_of_the_cap(rig: Rig) -> None:
-    """Without sharing, a core is full at its part, though the others are empty."""
+def test_without_sharing_each_core_has_an_even_share_of_the_cap(rig: Rig) -> None:
+    """A core is full at its share even if the others are empty."""
     with rig.open(cores=4, share_cap=False) as store:
         store.register("one", start="earliest")
         with pytest.raises(CapacityError):
             fill(store, 2, 1_000)
         assert CAP_BYTES // 4 - 2 * SEGMENT_BYTES < store.core(2).internals.claimed_bytes() <= CAP_BYTES // 4
         store.ingest(numbered(0), core=1)
-        # Without a core in mind, the full one is passed over.
+        # Without a given core, the full one is skipped.
         assert {store.ingest(numbered(number)).core for number in range(12)} == {0, 1, 3}
 
 
-def test_all_full_is_refused_after_the_time(rig: Rig) -> None:
-    """CapacityError comes when no core has room until the time has passed."""
+def test_capacity_error_follows_after_the_timeout_if_all_cores_are_full(rig: Rig) -> None:
+    """As long as one core has space, ingest succeeds."""
     with rig.open(cores=2, share_cap=False) as store:
         store.register("one", start="earliest")
         with pytest.raises(CapacityError):
@@ -250,7 +250,7 @@ def test_all_full_is_refused_after_the_time(rig: Rig) -> None:
 
 
 def test_one_core_in_each_process(rig: Rig) -> None:
-    """Each opens its own; the same one twice is refused; each subscriber sees its core's bundles."""
+    """Each opens its own core; opening one twice is refused; each subscriber gets the bundles of its process's core."""
     stores = [rig.open(cores=2, core=core) for core in (0, 1)]
     with pytest.raises(DirectoryInUseError):
         rig.open(cores=2, core=1)
@@ -269,14 +269,14 @@ def test_one_core_in_each_process(rig: Rig) -> None:
 
 
 def test_a_failed_start_leaves_nothing_open(rig: Rig) -> None:
-    """When the last core cannot be opened the first ones are let go again."""
+    """If the last core cannot be opened, the first ones are closed again."""
     with rig.open(cores=3, core=2), pytest.raises(DirectoryInUseError):
         rig.open(cores=3)
     rig.open(cores=3).close()
 
 
-def test_figures(rig: Rig) -> None:
-    """Sums over the cores, and each core's bytes and its part of the cap."""
+def test_stats_have_sums_and_figures_of_each_core(rig: Rig) -> None:
+    """Sums over the cores, and the bytes and the share of each."""
     with rig.open(cores=2) as store:
         store.register("one", start="earliest")
         fill(store, 0, 5)
@@ -292,8 +292,8 @@ def test_figures(rig: Rig) -> None:
         assert store.core_usage()[1][1] is None
 
 
-def test_everything_is_refused_after_close(rig: Rig) -> None:
-    """Closing twice is fine."""
+def test_every_call_after_close_is_refused(rig: Rig) -> None:
+    """Closing twice is harmless."""
     store = rig.open(cores=2)
     subscriber = store.register("one")
     store.close()
@@ -307,11 +307,11 @@ def test_everything_is_refused_after_close(rig: Rig) -> None:
             call()
 
 
-# ---- cores that there are no more of
+# ---- removed cores
 
 
 def left_over(rig: Rig) -> None:
-    """Four cores with two bundles each, one sealed and one only in the log, and a subscriber that has nothing yet."""
+    """Four cores with two bundles each, one sealed and one only in the log, and a subscriber without progress."""
     with rig.open(cores=4) as store:
         store.register("one", start="earliest")
         for number in range(4):
@@ -327,8 +327,8 @@ def cores_on_disk(rig: Rig) -> list[str]:
     return [name for name in rig.fs.list_dir(ROOT) if name.startswith("core_")]
 
 
-def test_fewer_cores_strand_nothing(rig: Rig) -> None:
-    """Bundles of removed cores are delivered, also those in the log; then the directories go."""
+def test_bundles_of_removed_cores_are_delivered(rig: Rig) -> None:
+    """Also those in the log; then the directories are deleted."""
     left_over(rig)
     with rig.open(cores=2) as store:
         store.register("one", start="earliest")
@@ -348,8 +348,8 @@ def test_fewer_cores_strand_nothing(rig: Rig) -> None:
         assert drain(store, "one") == []
 
 
-def test_a_core_goes_while_all_are_asked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was drained and removed since the first one was asked is passed over, whatever is asked."""
+def test_calls_over_all_cores_skip_a_core_that_is_removed_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever call it is, if the core was drained and removed after the call started."""
     left_over(rig)
     with rig.open(cores=2) as store:
         rig.tick(store)
@@ -378,8 +378,8 @@ def test_a_core_goes_while_all_are_asked(rig: Rig, monkeypatch: pytest.MonkeyPat
         assert cores_on_disk(rig) == ["core_0", "core_1"]
 
 
-def test_a_core_goes_while_all_are_rewound(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are rewound; a core whose part is still there and closed is another matter."""
+def test_a_rewind_skips_a_core_that_is_removed_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are rewound; a closed core whose directory still exists is an error."""
     left_over(rig)
     with rig.open(cores=2) as store:
         rig.tick(store)
@@ -401,8 +401,8 @@ def test_a_core_goes_while_all_are_rewound(rig: Rig, monkeypatch: pytest.MonkeyP
             subscriber.rewind("earliest")
 
 
-def test_what_nobody_finished_stays(rig: Rig) -> None:
-    """A removed core with bundles that a subscriber still wants is kept, over any number of starts."""
+def test_a_removed_core_with_pending_bundles_is_kept(rig: Rig) -> None:
+    """Over any number of starts."""
     left_over(rig)
     for _ in range(2):
         with rig.open(cores=1) as store:
@@ -415,8 +415,8 @@ def test_what_nobody_finished_stays(rig: Rig) -> None:
         assert sorted(drain(store, "one")) == list(range(8))
 
 
-def test_a_subscriber_that_is_registered_before_the_core_is_found(rig: Rig) -> None:
-    """Another process has the removed core open at first; when it lets go, its bundles are delivered."""
+def test_a_removed_core_is_delivered_once_another_process_closes_it(rig: Rig) -> None:
+    """Also to a subscriber that was registered before."""
     left_over(rig)
     old = rig.open(cores=4, core=3)
     with rig.open(cores=3) as store:
@@ -431,7 +431,7 @@ def test_a_subscriber_that_is_registered_before_the_core_is_found(rig: Rig) -> N
 
 
 def test_each_process_drains_its_share(rig: Rig) -> None:
-    """With a process per core, a removed core belongs to one of them."""
+    """With one process per core, each removed core belongs to one of them."""
     left_over(rig)
     stores = [rig.open(cores=2, core=core) for core in (0, 1)]
     assert [sorted(store.stats()["cores"]) for store in stores] == [[0, 2], [1, 3]]
@@ -440,7 +440,7 @@ def test_each_process_drains_its_share(rig: Rig) -> None:
 
 
 def test_quarantine_keeps_a_removed_core(rig: Rig) -> None:
-    """Damaged bytes were put aside for a person: the directory stays."""
+    """Damaged bytes are kept for inspection, so the directory stays."""
     left_over(rig)
     rig.fs.make_dirs(f"{ROOT}/core_3/quarantine")
     rig.fs.create(f"{ROOT}/core_3/quarantine/something.damaged").close()
@@ -456,7 +456,10 @@ def test_quarantine_keeps_a_removed_core(rig: Rig) -> None:
 
 
 def _gone(rig: Rig, *, letters: DeadLetters | None = None) -> bool:
-    """Whether core 3 is removed when all is delivered and its turn has come several times; *letters* are open then."""
+    """
+    Return whether core 3 was removed after everything was delivered and several checks passed; *letters* are open
+    then.
+    """
     with rig.open(cores=3) as store:
         store.seal()
         drain(store, "one")
@@ -470,7 +473,7 @@ def _gone(rig: Rig, *, letters: DeadLetters | None = None) -> bool:
 
 
 def test_dead_letters_keep_a_removed_core(rig: Rig) -> None:
-    """An exporter gave something up there: the directory stays until somebody replayed or dropped it, and then goes."""
+    """The directory stays until its dead letters are replayed or dropped, and is then deleted."""
     left_over(rig)
     root = f"{ROOT}/core_3"
     letters = DeadLetters(root, "one", fs=rig.fs, clock=rig.clock, background=False)
@@ -486,8 +489,8 @@ def test_dead_letters_keep_a_removed_core(rig: Rig) -> None:
     assert cores_on_disk(rig) == ["core_0", "core_1", "core_2"]
 
 
-def test_a_crash_at_every_step_of_a_removal(rig: Rig) -> None:
-    """Whatever is left of the directory opens again, delivers nothing, and is removed."""
+def test_a_crash_at_any_step_of_a_removal_is_completed_later(rig: Rig) -> None:
+    """The remaining directory opens, delivers nothing, and is removed."""
     left_over(rig)
     with rig.open(cores=3) as store:
         store.seal()
@@ -519,8 +522,8 @@ def test_a_crash_at_every_step_of_a_removal(rig: Rig) -> None:
         assert cores_on_disk(again) == ["core_0", "core_1", "core_2"]
 
 
-def test_what_a_core_raises_reaches_the_caller_after_the_others(rig: Rig) -> None:
-    """A core whose disk failed does not keep the others from their maintenance."""
+def test_an_error_of_one_core_is_raised_after_all_cores_were_maintained(rig: Rig) -> None:
+    """A failed disk of one core does not prevent the maintenance of the others."""
     with rig.open(cores=2) as store:
         store.register("one", start="earliest")
         for core in (0, 1):

@@ -150,7 +150,7 @@ def test_contradictions_under_a_good_checksum(body):
     assert isinstance(decode_progress(memoryview(with_crc32(body))), Damage)
 
 
-def test_bits_beyond_the_last_bundle_mean_nothing():
+def test_bits_beyond_the_last_bundle_are_ignored():
     """Bits that another writer sets beyond the last bundle have no effect."""
     body = header(1) + struct.pack("<QIHQ", 1, 3, 1, 2**64 - 1)
     assert decode_progress(memoryview(with_crc32(body))).value.entries == {1: SegmentProgress(3, 0b111)}

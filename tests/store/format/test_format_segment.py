@@ -132,7 +132,7 @@ def test_footers_are_bounded(at, code, value):
     assert FOOTER_AT <= answer.offset < TRAILER_AT
 
 
-def test_cut_anywhere():
+def test_a_segment_truncated_anywhere_is_damaged():
     """No prefix of a segment is a whole segment."""
     for size in range(len(SEGMENT)):
         view = memoryview(SEGMENT)[:size]

@@ -1,8 +1,8 @@
 """
-Losses that another engine with the same formats was reported for or was made to show, each once more on this store.
+Data losses that are known of another engine with the same formats, each tested on this store.
 
-Each test says what happened there. These are about the log and the segments; what consumers saw is in the file beside
-this one, and progress that outlives its segments is with the tests of subscribers.
+Each test describes the loss. These tests are about the log and the segments; those of consumers are in
+`test_store_known_losses_delivery.py`, and progress that outlives its segments is tested with the subscribers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def stream(content: pa.RecordBatch) -> bytes:
 
 
 def entry(sequence: int, *slots: tuple[int, bytes, pa.RecordBatch], at_ns: int = 1_000) -> bytes:
-    """An entry as another engine writes it."""
+    """Return an entry as another engine writes it."""
     made = tuple(WalSlot(slot, mark, content.num_rows, memoryview(stream(content))) for slot, mark, content in slots)
     return encode_entry(WalEntry(0, at_ns, sequence, made))
 
@@ -72,13 +72,13 @@ def foreign_log(*entries: bytes) -> CrashFileSystem:
     return fs
 
 
-def test_restart_after_rotated_files_were_purged() -> None:
-    """Positions were counted from 0 after a restart: open failed for ever, or 14 of 30 came back."""
+def test_positions_continue_after_rotated_files_were_deleted() -> None:
+    """Positions were counted from 0 after a restart: open failed forever, or only 14 of 30 bundles were recovered."""
     fs = CrashFileSystem()
     expected: list[int] = []
     for _ in range(4):
         store = opened(fs)
-        # Nothing is consumed, but most of the log is purged, since segments hold it.
+        # Nothing is consumed, but most log files are deleted, since segments contain their bundles.
         for _ in range(30):
             store.ingest(numbered(len(expected)), durable=True)
             expected.append(len(expected))
@@ -90,8 +90,8 @@ def test_restart_after_rotated_files_were_purged() -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "kill", "power cut"])
-def test_failed_segment_write(end: str) -> None:
-    """The disk was full for one segment: the cursor passed it anyway, and 500 of 510 bundles were gone."""
+def test_the_cursor_does_not_pass_a_segment_that_was_not_written(end: str) -> None:
+    """The disk was full for one segment; the cursor passed it nevertheless, and 500 of 510 bundles were lost."""
     disk = CrashFileSystem()
     clock = ManualClock()
     fs = FaultFileSystem(disk, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
@@ -110,8 +110,8 @@ def test_failed_segment_write(end: str) -> None:
         assert numbers(store) == list(range(35))
 
 
-def test_kill_between_the_two_renames_of_a_rotation() -> None:
-    """No active file was left; the new one began at position 0, and what it got was lost at the next crash."""
+def test_a_kill_between_the_two_renames_of_a_rotation_loses_nothing() -> None:
+    """No active file existed; the new one began at position 0, and its bundles were lost at the next crash."""
     fs = CrashFileSystem()
     clones: list[CrashFileSystem] = []
 
@@ -134,8 +134,8 @@ def test_kill_between_the_two_renames_of_a_rotation() -> None:
         assert len(got) > 3
 
 
-def test_list_of_dictionary() -> None:
-    """The segment could not be written, and unrelated bundles went with it."""
+def test_a_list_of_dictionaries_is_written_to_a_segment() -> None:
+    """The segment could not be written, and unrelated bundles were lost with it."""
     kind = pa.list_(pa.dictionary(pa.int8(), pa.string()))
     fs = CrashFileSystem()
     bundles = []
@@ -152,8 +152,8 @@ def test_list_of_dictionary() -> None:
         assert [bundle[31].to_pylist() for bundle in got] == [bundle[31].to_pylist() for bundle in bundles]
 
 
-def test_same_fingerprint_other_schema() -> None:
-    """Another writer's fingerprint stood for two schemas; from then on the directory could not be opened."""
+def test_two_schemas_with_one_fingerprint_are_distinguished() -> None:
+    """Another writer's fingerprint was the same for two schemas; from then on the directory could not be opened."""
     mark = bytes(range(32))
     one, two = batch(1), pa.record_batch({"n": pa.array([2], pa.int8()), "other": [True]})
     fs = foreign_log(entry(0, (30, mark, one)), entry(1, (30, mark, two)), entry(2, (30, mark, one)))
@@ -162,11 +162,11 @@ def test_same_fingerprint_other_schema() -> None:
         assert len(store.catalog) == 1
 
 
-def test_slots_in_another_order() -> None:
-    """A writer that lists slots as its descriptor has them is understood: the id counts, not the place."""
+def test_slots_in_any_order_are_read_by_their_ids() -> None:
+    """A writer may list slots in any order: the id decides, not the position."""
     mark = bytes(32)
     ascending = entry(0, (30, mark, batch(1)), (31, mark, pa.record_batch({"k": ["v"]})))
-    # Exchange the two blocks and sign again: that is what the other engine writes.
+    # Swap the two blocks and compute the checksum again, as the other engine writes them.
     first = 42 + len(stream(batch(1)))
     body = ascending[4:29] + ascending[29 + first : -4] + ascending[29 : 29 + first]
     fs = foreign_log(ascending[:4] + body + crc32(body).to_bytes(4, "little"))
@@ -177,8 +177,8 @@ def test_slots_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("where", ["rotated", "active"])
-def test_one_flipped_byte_in_the_log(where: str) -> None:
-    """One flipped byte in the oldest file cost every entry; in the active one, all that followed."""
+def test_one_flipped_byte_in_the_log_costs_one_entry(where: str) -> None:
+    """One flipped byte in the oldest file lost every entry; in the active file, all later ones."""
     fs = CrashFileSystem()
     store = opened(fs, segment_bytes_max=1_000_000)
     for number in range(24):
@@ -196,8 +196,8 @@ def test_one_flipped_byte_in_the_log(where: str) -> None:
     assert any(name.endswith(".damaged") for name in fs.list_dir(f"{ROOT}/quarantine"))
 
 
-def test_a_slot_listed_twice() -> None:
-    """The entry's bitmap had one bit for two slots: it and all later entries were lost. Here it cannot be made."""
+def test_an_entry_cannot_list_a_slot_twice() -> None:
+    """The bitmap of the entry had one bit for two slots, so it and all later entries were lost."""
     with pytest.raises(InvalidBundleError, match="twice"):
         Bundle({30: batch(1), "logs": batch(2)})
     mark = bytes(32)
@@ -210,16 +210,16 @@ def test_a_slot_listed_twice() -> None:
         assert numbers(store) == [0, 1, 2, 3]
 
 
-def test_an_entry_type_of_the_future() -> None:
-    """An unknown entry type kept the engine from starting; it is skipped by its length."""
+def test_an_unknown_entry_type_is_skipped() -> None:
+    """It prevented the engine from starting; here it is skipped by its length."""
     mark = bytes(32)
     future = encode_entry(WalEntry(7, 0, 0, ()))
     with opened(foreign_log(entry(0, (30, mark, batch(0))), future, entry(1, (30, mark, batch(1))))) as store:
         assert numbers(store) == [0, 1]
 
 
-def test_an_entry_that_is_no_bundle_is_kept_aside() -> None:
-    """Its checksum is right, its payload is not Arrow: the others come back, and its bytes are in quarantine."""
+def test_an_entry_that_is_not_a_bundle_is_quarantined() -> None:
+    """Its checksum is valid, but its payload is not Arrow: the others are recovered, and its bytes are quarantined."""
     mark = bytes(32)
     odd = encode_entry(WalEntry(0, 1, 1, (WalSlot(30, mark, 1, memoryview(b"not a stream")),)))
     fs = foreign_log(entry(0, (30, mark, batch(0))), odd, entry(2, (30, mark, batch(2))))
@@ -236,8 +236,8 @@ def test_an_entry_that_is_no_bundle_is_kept_aside() -> None:
     ids=["empty", "1 zero", "13 zeros", "38 zeros", "4096 zeros", "magic cut", "37 bytes"],
 )
 @pytest.mark.parametrize("siblings", [False, True])
-def test_a_log_file_without_a_header(header: bytes, siblings: bool) -> None:
-    """An active file of zeros, or shorter than a header, refused to open; with siblings it began at position 0."""
+def test_a_log_file_without_a_header_does_not_prevent_opening(header: bytes, siblings: bool) -> None:
+    """An active file of zeros or shorter than a header was refused; next to rotated files it began at position 0."""
     fs = CrashFileSystem()
     store = opened(fs, segment_bytes_max=1_000_000)
     count = 0
@@ -245,7 +245,7 @@ def test_a_log_file_without_a_header(header: bytes, siblings: bool) -> None:
         while not fs.exists(f"{WAL}.2"):
             store.ingest(numbered(count), durable=True)
             count += 1
-        count -= 1  # the one that went to the new active file, which is lost with it
+        count -= 1  # the bundle in the new active file, which is lost with it
     fs = fs.clone_after_kill()
     write_file(fs, WAL, header)
     for number in range(2):
@@ -257,8 +257,8 @@ def test_a_log_file_without_a_header(header: bytes, siblings: bool) -> None:
 
 
 @pytest.mark.parametrize("behind", [bytes(5_000), bytes(range(1, 256)) * 3, b"\x19\0\0\0"], ids=["0", "junk", "length"])
-def test_bytes_behind_the_tail(behind: bytes) -> None:
-    """Zeros or garbage behind the last entry end the log; the next entry goes right behind the last one."""
+def test_bytes_after_the_last_entry_are_overwritten(behind: bytes) -> None:
+    """Zeros or invalid bytes after the last entry end the log; the next entry follows the last one directly."""
     fs = CrashFileSystem()
     store = opened(fs)
     for number in range(4):
@@ -271,8 +271,8 @@ def test_bytes_behind_the_tail(behind: bytes) -> None:
         assert numbers(again) == list(range(5))
 
 
-def test_times_at_the_edges() -> None:
-    """Any time that the format can carry comes back as it was; what it cannot carry is refused in words."""
+def test_times_at_the_limits_of_the_format_are_preserved() -> None:
+    """Times outside of the limits are refused with a reason."""
     fs = CrashFileSystem()
     stamps = [2**63 - 1, 0, 2**63 - 1, 1]
     store = opened(fs)
@@ -285,8 +285,8 @@ def test_times_at_the_edges() -> None:
         assert [bundle.ingested_at_ns for bundle in delivered(again)] == stamps
 
 
-def test_bundles_of_every_shape() -> None:
-    """No slot, all slots, no row, no column, rows without columns, one that is larger than a log file."""
+def test_bundles_of_every_shape_are_preserved() -> None:
+    """Without slots, rows or columns, with all slots, and larger than a log file."""
     no_columns = pa.RecordBatch.from_struct_array(pa.array([{}, {}, {}], pa.struct([])))
     bundles = [
         Bundle({}),
@@ -310,8 +310,8 @@ def test_bundles_of_every_shape() -> None:
 
 
 @pytest.mark.parametrize("first", ["wal", "segment_only"])
-def test_switching_the_durability_at_every_crash(first: str) -> None:
-    """Each mode takes over what the other left: nothing sealed or logged is lost, nothing comes twice."""
+def test_switching_the_durability_at_any_crash_loses_nothing(first: str) -> None:
+    """Each mode recovers the files of the other: no sealed or logged bundle is lost or duplicated."""
     fs = CrashFileSystem()
     promised: list[int] = []
     attempted = 0
@@ -331,8 +331,8 @@ def test_switching_the_durability_at_every_crash(first: str) -> None:
     assert set(promised) <= set(got) <= set(range(attempted))
 
 
-def test_clocks_that_step_back() -> None:
-    """Order is the order of ingest, whatever the wall clock says; a segment knows its earliest and latest time."""
+def test_a_clock_that_steps_back_does_not_change_the_order() -> None:
+    """The order is that of ingest; a segment has its earliest and latest time."""
     fs = CrashFileSystem()
     clock = ManualClock()
     with opened(fs, clock, segment_bytes_max=1_000_000) as store:
@@ -346,8 +346,8 @@ def test_clocks_that_step_back() -> None:
 
 
 @pytest.mark.parametrize("rotate_bytes", [1, 300, 301, 302])
-def test_rotation_at_the_edge(rotate_bytes: int) -> None:
-    """A file per entry, or one that ends exactly at its target, with the fewest files that are allowed."""
+def test_rotation_works_at_its_limits(rotate_bytes: int) -> None:
+    """One file per entry, and a file that ends exactly at its target, with the minimum number of files."""
     fs = CrashFileSystem()
     for turn in range(3):
         store = opened(fs, wal_rotate_bytes=rotate_bytes, wal_files_max=2)
@@ -360,8 +360,13 @@ def test_rotation_at_the_edge(rotate_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP])
-def test_a_disk_without_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    """Upstream #2039: on a share that refuses chmod no segment could be finished, and everything stayed in the log."""
+def test_segments_are_written_without_permission_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """
+    Upstream #2039: on a share that refuses chmod no segment could be completed, and all bundles
+    stayed in the log.
+    """
 
     def refuse(*_: object) -> None:
         raise OSError(error, "not on this share")
@@ -378,8 +383,11 @@ def test_a_disk_without_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert not len(store.catalog)
 
 
-def test_a_dictionary_that_is_replaced() -> None:
-    """Upstream #2557: a second dictionary in one stream kept the segment from being written; its data was gone."""
+def test_a_replaced_dictionary_does_not_prevent_the_segment() -> None:
+    """
+    Upstream #2557: with a second dictionary in one stream the segment could not be written,
+    and its data was lost.
+    """
     fs = CrashFileSystem()
     kind = pa.dictionary(pa.uint8(), pa.string())
     bundles = [
@@ -393,13 +401,13 @@ def test_a_dictionary_that_is_replaced() -> None:
     assert len(store.catalog) == 1
     with opened(fs.clone_after_crash(0)) as again:
         got = delivered(again)
-    # 480 words do not fit the keys: neither are keys widened nor is the dictionary given up for plain text.
+    # 480 words do not fit the keys: the keys are not widened, and the dictionary is not replaced by plain text.
     assert [bundle[30].schema for bundle in got] == [bundle[30].schema for bundle in bundles]
     assert [bundle[30].to_pylist() for bundle in got] == [bundle[30].to_pylist() for bundle in bundles]
 
 
-def test_schemas_that_a_lax_fingerprint_takes_for_one() -> None:
-    """Nullability, units and metadata did not count in the fingerprint, but did in the check: a poison for the log."""
+def test_schemas_that_differ_only_in_metadata_are_distinguished() -> None:
+    """Nullability, units and metadata were not part of the fingerprint but of a later check, which failed forever."""
     field, seconds, nanos = pa.field("t", pa.timestamp("s")), pa.timestamp("s"), pa.timestamp("ns")
     schemas = [
         pa.schema([field]),
@@ -423,8 +431,8 @@ def test_schemas_that_a_lax_fingerprint_takes_for_one() -> None:
         assert bundle[30].schema.equals(schema, check_metadata=True)
 
 
-def test_what_is_sealed_is_replayed_again() -> None:
-    """A crash between the segment's name and the cursor's put every bundle of the segment into a second one."""
+def test_a_crash_before_the_cursor_is_written_duplicates_nothing() -> None:
+    """A crash between the rename of the segment and that of the cursor put its bundles into a second segment."""
     fs = CrashFileSystem()
     between: list[CrashFileSystem] = []
 
@@ -446,8 +454,8 @@ def test_what_is_sealed_is_replayed_again() -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "zeros", "flipped"])
-def test_torn_segment_files_pile_up(how: str) -> None:
-    """Upstream #1792: a torn segment was passed over at each start, never reported, never removed, never counted."""
+def test_torn_segment_files_are_reported_and_quarantined(how: str) -> None:
+    """Upstream #1792: a torn segment was skipped at each start, and never reported, removed or counted."""
     fs = CrashFileSystem()
     store = opened(fs)
     for number in range(30):
@@ -457,7 +465,7 @@ def test_torn_segment_files_pile_up(how: str) -> None:
     fs = fs.clone_after_kill()
     data = read_file(fs, paths[1])
     flipped = bytearray(data)
-    flipped[-20] ^= 1  # the footer: what opening looks at
+    flipped[-20] ^= 1  # the footer, which is read at open
     torn = {"cut": data[:-30], "empty": b"", "zeros": bytes(len(data)), "flipped": bytes(flipped)}[how]
     write_file(fs, paths[1], torn)
     name = paths[1].rpartition("/")[2]
@@ -469,7 +477,7 @@ def test_torn_segment_files_pile_up(how: str) -> None:
 
 
 def test_slots_are_logged_in_ascending_order() -> None:
-    """The document says so; the engine wrote them as they came, and a reader of the bitmap took one for the other."""
+    """The document requires it; the engine wrote them in any order, and a reader of the bitmap confused two slots."""
     fs = CrashFileSystem()
     with opened(fs) as store:
         store.ingest(Bundle({45: batch(2), 3: batch(0), 30: batch(1)}), durable=True)
@@ -477,8 +485,8 @@ def test_slots_are_logged_in_ascending_order() -> None:
         assert [slot.slot for slot in entry_read.slots] == [3, 30, 45]
 
 
-def test_a_cursor_that_survives_all_rotated_files() -> None:
-    """With no rotated file left a right cursor was cut down to the active file's length, and written back so."""
+def test_a_cursor_after_all_rotated_files_is_kept() -> None:
+    """Without rotated files a correct cursor was limited to the length of the active file, and written like that."""
     fs = CrashFileSystem()
     for turn in range(4):
         store = opened(fs, segment_bytes_max=600, wal_rotate_bytes=600)
@@ -496,8 +504,8 @@ def test_a_cursor_that_survives_all_rotated_files() -> None:
         assert numbers(store) == list(range(32))
 
 
-def test_reading_copies_the_payload(tmp_path: Path) -> None:
-    """Upstream #2703: each delivery cloned the bundle; here its buffers lie in the mapped file."""
+def test_reading_does_not_copy_the_payload(tmp_path: Path) -> None:
+    """Upstream #2703: each delivery copied the bundle; here its buffers are in the mapped file."""
     table = pa.record_batch({"n": pa.array(range(200_000))})
     with open_store(tmp_path, background=False) as store:
         subscriber = store.register("s", start="earliest")

@@ -1,7 +1,7 @@
 """
-Figures of another engine with the same formats that were wrong, or that it took for the truth.
+Wrong figures of another engine with the same formats, and figures that it relied on wrongly.
 
-Each test says what the matter was there.
+Each test describes the error.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def fill(store: Store, numbers: range) -> None:
 
 
 class LateSizes(CrashFileSystem):
-    """The size of a log file is told as it was when the file was made."""
+    """A file system that reports the size of a log file as it was when the file was created."""
 
     def stat(self, path: str) -> FileStat:
         found = super().stat(path)
         return replace(found, size_bytes=38) if path.endswith("/quiver.wal") else found
 
 
-def test_the_size_that_the_system_tells_is_late() -> None:
-    """Upstream #2487: a size asked too early put the cursor "beyond the tail"; here the writer counts for itself."""
+def test_the_writer_counts_the_size_of_its_log_itself() -> None:
+    """Upstream #2487: a file size that was read too early put the cursor "beyond the tail"."""
     fs = LateSizes()
     with opened(fs) as store:
         for turn in range(6):
@@ -54,8 +54,8 @@ def test_the_size_that_the_system_tells_is_late() -> None:
         assert drain(store) == list(range(65))
 
 
-def test_what_expires_while_nobody_runs_is_in_no_count() -> None:
-    """Upstream #3728, #3516: segments that were over age at open went uncounted, and log entries only in part."""
+def test_bundles_that_expire_while_the_store_is_closed_are_counted() -> None:
+    """Upstream #3728, #3516: segments over age at open were not counted, and log entries only partly."""
     fs, clock = CrashFileSystem(), ManualClock()
     aged = replace(SMALL, max_age_s=100.0)
     with opened(fs, settings=aged, clock=clock) as store:
@@ -76,8 +76,8 @@ def test_what_expires_while_nobody_runs_is_in_no_count() -> None:
     assert seen.total("quiver.gc.evictions_total") == 2
 
 
-def test_a_restart_counts_what_was_delivered_as_waiting() -> None:
-    """Upstream #2193: after a restart the gauges had every bundle on disk in them, acknowledged or not."""
+def test_after_a_restart_delivered_bundles_are_not_counted_as_pending() -> None:
+    """Upstream #2193: after a restart the gauges contained every bundle on disk, acknowledged or not."""
     fs = CrashFileSystem()
     with opened(fs) as store:
         store.register("s", start="earliest")
@@ -93,8 +93,8 @@ def test_a_restart_counts_what_was_delivered_as_waiting() -> None:
         assert 0 < figures["lag_bytes"] < before / 2
 
 
-def test_what_only_grows_is_told_as_a_gauge() -> None:
-    """Upstream #3397, #3117: losses came out as gauges, and how full the disk is could not be read off."""
+def test_losses_are_counters_and_disk_use_is_a_gauge() -> None:
+    """Upstream #3397, #3117: losses were gauges, and the disk use was not available."""
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("quiver")
     capped = replace(SMALL, segment_bytes_max=2_000, size_cap_bytes=20_000, size_cap_policy="drop_oldest")

@@ -1,8 +1,8 @@
 """
-Losses, stalls and surprises that another engine with the same formats was reported for, from the consumers' side.
+Losses and stalls of consumers that are known of another engine with the same formats.
 
-Each test says what the matter was there. Those about the log and the segments are in the file beside this one, and
-where progress outlives its segments, with the tests of subscribers.
+Each test describes the error. Those about the log and the segments are in `test_store_known_losses.py`, and progress
+that outlives its segments is tested with the subscribers.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def counted(store: Store, name: str) -> float:
 
 @pytest.mark.parametrize("end", ["close", "kill", "power cut"])
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_segment_numbers_restart_after_all_were_deleted(fs: CrashFileSystem, profile: str, end: str) -> None:
-    """Upstream #4024: with no file left, numbers began at 0 again; progress of old took the new data for delivered."""
+def test_segment_numbers_continue_after_all_were_deleted(fs: CrashFileSystem, profile: str, end: str) -> None:
+    """Upstream #4024: without files, numbers began at 0 again, and old progress covered the new data."""
     for turn in range(3):
         store = opened(fs, format_profile=profile)
         fill(store, range(10 * turn, 10 * turn + 10))
@@ -72,8 +72,8 @@ def test_segment_numbers_restart_after_all_were_deleted(fs: CrashFileSystem, pro
         fs = fs.clone_after_crash(0) if end == "power cut" else fs.clone_after_kill()
 
 
-def test_segment_numbers_collide_after_a_restart(fs: CrashFileSystem) -> None:
-    """Upstream #1855: the next number was always 0 after a restart, and its segment replaced the first one."""
+def test_segment_numbers_do_not_collide_after_a_restart(fs: CrashFileSystem) -> None:
+    """Upstream #1855: the next number was always 0 after a restart, and that segment replaced the first one."""
     for turn in range(3):
         with opened(fs) as store:
             fill(store, range(5 * turn, 5 * turn + 5))
@@ -84,8 +84,8 @@ def test_segment_numbers_collide_after_a_restart(fs: CrashFileSystem) -> None:
         assert drain(store) == list(range(15))
 
 
-def test_a_restart_forgets_what_was_only_logged(fs: CrashFileSystem) -> None:
-    """Upstream #1951: the log was written and never replayed; whatever was not sealed was gone."""
+def test_a_restart_replays_the_log(fs: CrashFileSystem) -> None:
+    """Upstream #1951: the log was written and never replayed; bundles that were not sealed were lost."""
     store = opened(fs, segment_bytes_max=1_000_000)
     fill(store, range(7))
     assert not len(store.catalog)
@@ -94,8 +94,8 @@ def test_a_restart_forgets_what_was_only_logged(fs: CrashFileSystem) -> None:
         assert drain(again) == list(range(7))
 
 
-def test_a_deleted_segment_comes_back_after_a_power_loss(fs: CrashFileSystem) -> None:
-    """Upstream #4137: the directory was not synced after an unlink; it came back, its completion entry did not."""
+def test_a_deleted_segment_does_not_return_after_a_power_loss(fs: CrashFileSystem) -> None:
+    """Upstream #4137: the directory was not synced after an unlink; the file returned, but not its progress."""
     steps: list[tuple[str, CrashFileSystem]] = []
     store = opened(fs)
     fill(store, range(20))
@@ -113,8 +113,8 @@ def test_a_deleted_segment_comes_back_after_a_power_loss(fs: CrashFileSystem) ->
             assert not set(drain(again)) & set(range(20)), label
 
 
-def test_progress_that_the_other_engine_checksummed(fs: CrashFileSystem) -> None:
-    """The document says CRC-32C, the engine wrote CRC-32; a reader of only one redelivered everything of the other."""
+def test_both_checksums_of_progress_files_are_accepted(fs: CrashFileSystem) -> None:
+    """The document requires CRC-32C, the engine wrote CRC-32; a reader of only one delivered everything again."""
     with opened(fs) as store:
         fill(store, range(20))
         store.seal()
@@ -132,8 +132,8 @@ def test_progress_that_the_other_engine_checksummed(fs: CrashFileSystem) -> None
             assert drain(store) == list(range(7, 20))
 
 
-def test_oldest_incomplete_when_nothing_is(fs: CrashFileSystem) -> None:
-    """The engine wrote 0 when all was done and ignored the field; here it is the next number, and is believed."""
+def test_the_oldest_incomplete_segment_of_complete_progress_is_the_next_one(fs: CrashFileSystem) -> None:
+    """The engine wrote 0 and ignored the field; here it is the next number, and is used."""
     with opened(fs) as store:
         fill(store, range(20))
         store.seal()
@@ -148,8 +148,8 @@ def test_oldest_incomplete_when_nothing_is(fs: CrashFileSystem) -> None:
 # ── who holds what ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_new_subscriber_gets_the_backlog_unasked(fs: CrashFileSystem) -> None:
-    """The document says that it starts at the latest segment; the engine handed out all that was retained."""
+def test_a_new_subscriber_gets_the_backlog_only_on_request(fs: CrashFileSystem) -> None:
+    """The document requires a start at the latest segment; the engine delivered everything that was retained."""
     with opened(fs) as store:
         fill(store, range(10))
         store.seal()
@@ -160,8 +160,8 @@ def test_a_new_subscriber_gets_the_backlog_unasked(fs: CrashFileSystem) -> None:
         assert drain(store, "late") == [10, 11, 12]
 
 
-def test_unregister_leaves_no_trace_of_what_was_dropped(fs: CrashFileSystem) -> None:
-    """The engine just removed the file; here what was pending counts as dropped, and no longer holds a segment."""
+def test_unregister_counts_pending_bundles_as_dropped(fs: CrashFileSystem) -> None:
+    """The engine only removed the file; here the bundles are counted, and no longer keep a segment."""
     with opened(fs) as store:
         store.register("leaver", start="earliest")
         fill(store, range(10))
@@ -176,8 +176,8 @@ def test_unregister_leaves_no_trace_of_what_was_dropped(fs: CrashFileSystem) -> 
         assert not len(store.catalog)
 
 
-def test_an_orphan_blocks_deletion_and_nothing_can_be_done(fs: CrashFileSystem) -> None:
-    """A subscriber that nobody registered again held its segments for ever, neither named nor to be dropped."""
+def test_an_orphan_is_reported_and_can_be_dropped(fs: CrashFileSystem) -> None:
+    """A subscriber that was not registered again kept its segments forever, without a report or a remedy."""
     with opened(fs) as store:
         store.register("orphan", start="earliest")
         fill(store, range(10))
@@ -193,8 +193,8 @@ def test_an_orphan_blocks_deletion_and_nothing_can_be_done(fs: CrashFileSystem) 
         assert not len(store.catalog)
 
 
-def test_only_the_oldest_segments_are_deleted(fs: CrashFileSystem) -> None:
-    """One old bundle that stays open kept everything behind it on disk; any finished segment may go."""
+def test_any_finished_segment_is_deleted(fs: CrashFileSystem) -> None:
+    """One old pending bundle kept all later segments on disk."""
     with opened(fs) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(40))
@@ -211,8 +211,8 @@ def test_only_the_oldest_segments_are_deleted(fs: CrashFileSystem) -> None:
         assert not len(store.catalog)
 
 
-def test_a_segment_that_cannot_be_read_blocks_all_later_cleanup(fs: CrashFileSystem) -> None:
-    """A damaged or missing file stayed incomplete for ever: every poll failed, and nothing behind it was freed."""
+def test_an_unreadable_segment_does_not_block_later_deletion(fs: CrashFileSystem) -> None:
+    """A damaged or missing file stayed incomplete forever: every poll failed, and no later segment was deleted."""
     store = opened(fs)
     store.register("s", start="earliest")
     fill(store, range(60))
@@ -245,8 +245,8 @@ def test_a_segment_that_cannot_be_read_blocks_all_later_cleanup(fs: CrashFileSys
         assert counted(store, "quiver.segment.damaged_bundles_total") == infos[1].bundle_count + infos[2].bundle_count
 
 
-def test_a_read_error_leaks_the_claim(fs: CrashFileSystem) -> None:
-    """After a failed read the bundle stayed claimed by nobody; here it comes again when the disk does."""
+def test_a_read_error_releases_the_claim(fs: CrashFileSystem) -> None:
+    """The bundle stayed claimed; here it is delivered once the disk works again."""
     faults = FaultFileSystem(fs, error=errno.EIO, path_part=".qseg")
     with opened(faults) as store:
         subscriber = store.register("s", start="earliest")
@@ -261,8 +261,8 @@ def test_a_read_error_leaks_the_claim(fs: CrashFileSystem) -> None:
         assert sorted(drain(store)) == [0, 1, 2]
 
 
-def test_what_is_expired_under_its_reader_counts_as_damage(fs: CrashFileSystem) -> None:
-    """Between the removal of the file and the end of the pass that removed it, it is gone, and not damaged."""
+def test_a_segment_that_expires_while_it_is_read_is_not_damage(fs: CrashFileSystem) -> None:
+    """Between the removal of the file and the end of that maintenance, it is missing but not damaged."""
     clock = ManualClock()
     with opened(fs, clock, max_age_s=5.0) as store:
         subscriber = store.register("s", start="earliest")
@@ -286,8 +286,8 @@ def test_what_is_expired_under_its_reader_counts_as_damage(fs: CrashFileSystem) 
         assert not counted(store, "quiver.segment.damaged_bundles_total")
 
 
-def test_a_permanent_refusal_is_delivered_for_ever(fs: CrashFileSystem) -> None:
-    """Upstream #1918: what can never be exported came again and again; a rejected bundle is done with, durably."""
+def test_a_rejected_bundle_is_not_delivered_again(fs: CrashFileSystem) -> None:
+    """Upstream #1918: bundles that could never be exported were delivered repeatedly; a rejection is durable."""
     with opened(fs) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(3))
@@ -303,8 +303,8 @@ def test_a_permanent_refusal_is_delivered_for_ever(fs: CrashFileSystem) -> None:
         assert drain(store) == []
 
 
-def test_retries_in_an_outage_grow_without_end(fs: CrashFileSystem) -> None:
-    """Upstream #2552: each refused bundle kept its own timer and state; here each waits in one place, however often."""
+def test_retries_in_an_outage_use_bounded_memory(fs: CrashFileSystem) -> None:
+    """Upstream #2552: each refusal added a timer and state; here each bundle waits in one place."""
     clock = ManualClock()
     with opened(fs, clock) as store:
         subscriber = store.register("s", start="earliest")
@@ -321,8 +321,8 @@ def test_retries_in_an_outage_grow_without_end(fs: CrashFileSystem) -> None:
         assert drain(store) == list(range(20))
 
 
-def test_a_bundle_that_waits_for_its_retry_blocks_newer_ones(fs: CrashFileSystem) -> None:
-    """Backing off held up everything behind it; a deferred bundle comes when its time has come, the others now."""
+def test_a_deferred_bundle_does_not_block_newer_ones(fs: CrashFileSystem) -> None:
+    """A backoff delayed all later bundles; here only the deferred one waits."""
     clock = ManualClock()
     with opened(fs, clock) as store:
         subscriber = store.register("s", start="earliest")
@@ -336,8 +336,8 @@ def test_a_bundle_that_waits_for_its_retry_blocks_newer_ones(fs: CrashFileSystem
         assert drain(store) == [0]
 
 
-def test_a_waiter_sleeps_past_a_bundle_that_was_given_back(tmp_path: Path) -> None:
-    """Only a new segment woke who waits; a bundle that another thread deferred was not noticed."""
+def test_a_waiter_wakes_for_a_returned_bundle(tmp_path: Path) -> None:
+    """Only a new segment woke waiters; a bundle that another thread deferred was not noticed."""
     clock = ManualClock(waits="hold")
     store = open_store(tmp_path, Settings(), clock=clock, background=False)
     subscriber = store.register("s", start="earliest")
@@ -362,8 +362,11 @@ def test_a_waiter_sleeps_past_a_bundle_that_was_given_back(tmp_path: Path) -> No
     store.close()
 
 
-def test_claiming_what_is_not_there(fs: CrashFileSystem) -> None:
-    """A claim by name did not ask whether the segment is known; it is refused in words, and leaves nothing claimed."""
+def test_claiming_an_unknown_bundle_is_refused(fs: CrashFileSystem) -> None:
+    """
+    A claim by reference did not check that the segment exists; here it is refused with a reason, and nothing is
+    claimed.
+    """
     with opened(fs) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(3))
@@ -377,8 +380,11 @@ def test_claiming_what_is_not_there(fs: CrashFileSystem) -> None:
 # ── caps and clocks ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_full_store_deadlocks_after_a_restart(fs: CrashFileSystem) -> None:
-    """Upstream #2019, #2020: replay charged the log twice under the cap; nothing could be sealed, freed or taken in."""
+def test_a_full_store_works_after_a_restart(fs: CrashFileSystem) -> None:
+    """
+    Upstream #2019, #2020: replay counted the log twice under the cap, so nothing could be sealed, deleted or
+    ingested.
+    """
     caps = {"size_cap_bytes": 12_000, "wal_rotate_bytes": 1_000, "wal_bytes_max": 60_000}
     count = 0
     for _ in range(4):
@@ -399,8 +405,8 @@ def test_a_full_store_deadlocks_after_a_restart(fs: CrashFileSystem) -> None:
         store.ingest(numbered(count, 100))
 
 
-def test_the_books_about_the_disk_drift(fs: CrashFileSystem) -> None:
-    """Headers of rotated files were subtracted and never added: after enough rotations the cap meant nothing."""
+def test_the_count_of_log_bytes_does_not_drift(fs: CrashFileSystem) -> None:
+    """Headers of rotated files were subtracted and never added: after many rotations the cap had no effect."""
     store = opened(fs)
     for turn in range(6):
         fill(store, range(20 * turn, 20 * turn + 20))
@@ -416,14 +422,14 @@ def test_the_books_about_the_disk_drift(fs: CrashFileSystem) -> None:
     store.close()
 
 
-def test_a_log_that_can_neither_rotate_nor_shrink() -> None:
-    """With the rotation target at the cap, a full log refused everything for ever, also after a restart."""
+def test_a_rotation_target_at_the_cap_is_refused() -> None:
+    """A full log refused everything forever, also after a restart."""
     with pytest.raises(SettingsError, match=r"wal\.max_size"):
         Settings(wal_bytes_max=1 << 20, wal_rotate_bytes=1 << 20)
 
 
-def test_an_entry_that_is_accepted_and_cut_off_at_restart(fs: CrashFileSystem) -> None:
-    """Above 256 MiB the writer took an entry that the reader then took for a torn tail; it is refused instead."""
+def test_an_entry_above_the_size_limit_is_refused(fs: CrashFileSystem) -> None:
+    """Above 256 MiB the writer accepted an entry that the reader treated as a torn tail."""
     mib = 1 << 20
     huge = Bundle({30: pa.record_batch([pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(64 * mib), 5, [None, pa.allocate_buffer(5 * 64 * mib)]
@@ -437,15 +443,15 @@ def test_an_entry_that_is_accepted_and_cut_off_at_restart(fs: CrashFileSystem) -
         assert drain(store) == [0, 1]
 
 
-def test_more_bundles_than_progress_can_speak_of() -> None:
-    """A segment of small bundles passed 65,536, its progress could not be read again, and all was redelivered."""
+def test_a_segment_has_at_most_as_many_bundles_as_progress_can_store() -> None:
+    """A segment exceeded 65,536 small bundles, its progress became unreadable, and all were delivered again."""
     assert Settings().segment_bundles_max == 65_536
     with pytest.raises(SettingsError, match="65536"):
         Settings(segment_bundles_max=65_537)
 
 
-def test_time_based_sealing_needs_another_ingest(fs: CrashFileSystem) -> None:
-    """The age of the open segment was looked at by ingest only: the last bundles of a burst never reached anybody."""
+def test_maintenance_seals_by_age(fs: CrashFileSystem) -> None:
+    """Only ingest checked the age of the open segment: the last bundles of a burst were never delivered."""
     clock = ManualClock()
     with opened(fs, clock, segment_open_s_max=5.0, segment_bytes_max=9_000) as store:
         fill(store, range(2))
@@ -460,14 +466,14 @@ def test_time_based_sealing_needs_another_ingest(fs: CrashFileSystem) -> None:
 # ── directories ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_two_processes_on_one_directory(tmp_path: Path) -> None:
-    """There was no lock: two writers corrupted one directory. The second is told who holds it."""
+def test_a_second_process_on_a_directory_is_refused(tmp_path: Path) -> None:
+    """There was no lock, and two writers corrupted one directory. The error names the owner."""
     with open_store(tmp_path, background=False), pytest.raises(DirectoryInUseError, match="pid"):
         open_store(tmp_path, background=False)
 
 
-def test_a_hash_that_says_nothing(fs: CrashFileSystem) -> None:
-    """The hash of the slot table was a constant, so a log written under another table was read as if under this."""
+def test_the_config_hash_depends_on_the_slot_table(fs: CrashFileSystem) -> None:
+    """It was a constant, so a log written with another table was read as if it had this one."""
     one = Adapter("metering", slots={1: "readings"})
     two = Adapter("metering", slots={1: "faults"})
     assert len({one.config_hash, two.config_hash, OTAP.config_hash}) == 3
@@ -476,8 +482,8 @@ def test_a_hash_that_says_nothing(fs: CrashFileSystem) -> None:
         open_store(ROOT, fs=fs, adapter=two, clock=ManualClock(), background=False)
 
 
-def test_what_stands_beside_the_payload_is_lost(fs: CrashFileSystem) -> None:
-    """Upstream #4058: headers and peer of a request did not pass the buffer; a slot of one's own carries them."""
+def test_headers_and_peer_are_kept_in_a_slot(fs: CrashFileSystem) -> None:
+    """Upstream #4058: headers and peer of a request did not pass the buffer."""
     context = pa.record_batch({"header": ["x-tenant"], "value": ["7"]})
     with opened(fs) as store:
         store.ingest(Bundle({30: pa.record_batch({"n": [1]}), 63: context}), durable=True)

@@ -1,7 +1,7 @@
 """
-Losses and surprises that another engine with the same formats has where something is full, old, late, or shared.
+Losses at limits of size, age and time that are known of another engine with the same formats.
 
-Each test says what the matter was there.
+Each test describes the error.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def counted(store: Store, name: str) -> float:
 # ── the log at its limits ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_log_at_its_cap_only_refuses(fs: CrashFileSystem) -> None:
-    """It rotated by the target alone and refused at the cap; here what the cap would refuse seals the segment first."""
+def test_a_log_at_its_cap_seals_the_open_segment(fs: CrashFileSystem) -> None:
+    """It rotated only by the target and refused at the cap; here the segment is sealed first."""
     with opened(fs, segment_bytes_max=1_000_000, wal_rotate_bytes=4_000, wal_bytes_max=8_000) as store:
         for number in range(200):
             store.ingest(numbered(number))
@@ -46,8 +46,8 @@ def test_a_log_at_its_cap_only_refuses(fs: CrashFileSystem) -> None:
         assert drain(store) == list(range(200))
 
 
-def test_one_log_file_more_than_the_limit_says(fs: CrashFileSystem) -> None:
-    """Only rotated files were counted, so that there was always one more; the limit is for all of them."""
+def test_the_limit_of_log_files_includes_the_active_one(fs: CrashFileSystem) -> None:
+    """Only rotated files were counted, so there was always one more."""
     most = 0
     with opened(fs, segment_bytes_max=1_000_000, wal_rotate_bytes=1, wal_files_max=3) as store:
         for number in range(40):
@@ -59,8 +59,8 @@ def test_one_log_file_more_than_the_limit_says(fs: CrashFileSystem) -> None:
     assert most == 3
 
 
-def test_the_tail_of_a_burst_waits_for_the_next_ingest_to_be_synced(tmp_path) -> None:
-    """The flush interval was looked at by ingest only: three bundles, two idle seconds, and no sync."""
+def test_maintenance_syncs_the_tail_of_a_burst(tmp_path) -> None:
+    """Only ingest checked the flush interval: after three bundles and two idle seconds there was no sync."""
     with open_store(tmp_path, Settings(wal_flush_interval_s=0.001, segment_open_s_max=3600)) as store:
         fill(store, range(3))
         written = store.stats()["wal_position"]
@@ -72,8 +72,8 @@ def test_the_tail_of_a_burst_waits_for_the_next_ingest_to_be_synced(tmp_path) ->
         assert store.stats()["wal_synced_position"] >= written
 
 
-def test_callers_at_the_same_time_are_told_of_errors_that_are_none(tmp_path) -> None:
-    """Positions of two that ingest at once passed each other, and one was told that its stored bundle had failed."""
+def test_concurrent_callers_get_no_false_errors(tmp_path) -> None:
+    """Positions of two concurrent calls crossed, and one got an error for a bundle that was stored."""
     failures: list[BaseException] = []
 
     def ingest(first: int) -> None:
@@ -98,8 +98,8 @@ def test_callers_at_the_same_time_are_told_of_errors_that_are_none(tmp_path) -> 
 # ── expiry ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_expired_while_nobody_ran_comes_back_from_the_log(fs: CrashFileSystem) -> None:
-    """Upstream #1980: an old log was replayed as if it were new, and its data lived for another whole age."""
+def test_bundles_that_expired_while_the_store_was_closed_are_not_replayed(fs: CrashFileSystem) -> None:
+    """Upstream #1980: an old log was replayed as new, and its data was kept for another full age."""
     clock = ManualClock()
     with opened(fs, clock, max_age_s=100.0, segment_bytes_max=1_000_000) as store:
         store.register("s", start="earliest")
@@ -114,7 +114,7 @@ def test_what_expired_while_nobody_ran_comes_back_from_the_log(fs: CrashFileSyst
         assert counted(store, "quiver.subscriber.dropped_bundles_total") == 5
 
 
-def test_expiry_counts_what_was_delivered_as_lost(fs: CrashFileSystem) -> None:
+def test_expiry_does_not_count_delivered_bundles_as_lost(fs: CrashFileSystem) -> None:
     """Upstream #3892: every bundle of an expired segment counted as lost, acknowledged or not."""
     clock = ManualClock()
     with opened(fs, clock, max_age_s=10.0, segment_bytes_max=1_000_000) as store:
@@ -128,8 +128,8 @@ def test_expiry_counts_what_was_delivered_as_lost(fs: CrashFileSystem) -> None:
         assert counted(store, "quiver.subscriber.dropped_bundles_total") == 2
 
 
-def test_age_is_not_looked_at(fs: CrashFileSystem) -> None:
-    """Upstream #1960: the setting was read and nothing followed from it; a dead consumer held its data for ever."""
+def test_segments_over_age_are_dropped(fs: CrashFileSystem) -> None:
+    """Upstream #1960: the setting had no effect; an inactive consumer kept its data forever."""
     clock = ManualClock()
     with opened(fs, clock, max_age_s=10.0) as store:
         store.register("dead", start="earliest")
@@ -146,8 +146,8 @@ def test_age_is_not_looked_at(fs: CrashFileSystem) -> None:
 # ── the cap ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_drop_oldest_cannot_drop_what_was_not_sealed(fs: CrashFileSystem) -> None:
-    """Only sealed segments were ever dropped: a disk too full to seal the first one refused everything for ever."""
+def test_drop_oldest_drops_a_segment_that_cannot_be_sealed(fs: CrashFileSystem) -> None:
+    """Only sealed segments were dropped: a disk too full to seal the first one refused everything forever."""
     faults = FaultFileSystem(fs, error=errno.ENOSPC, path_part="segments/", forever=True)
     caps = {"size_cap_bytes": 100_000, "size_cap_policy": "drop_oldest", "segment_bytes_max": 10_000}
     with opened(faults, **caps) as store:

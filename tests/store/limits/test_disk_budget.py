@@ -1,4 +1,4 @@
-"""One budget over several stores: what each may have is what the others leave, and some is reserved for each."""
+"""One disk budget for several stores: each may use what the others leave, and a part is reserved for each."""
 
 import os
 
@@ -39,7 +39,7 @@ class Rig:
             store.activate()
 
     def another(self, cap=CAP):
-        """The budget as another process of the pipeline has it."""
+        """The budget as another process of the pipeline opens it."""
         return DiskBudget(self.disk, cap, dict.fromkeys(BUFFERS, RESERVED), clock=self.clock)
 
     def opened(self, path):
@@ -48,7 +48,7 @@ class Rig:
         )
 
     def fill(self, path):
-        """Ingest until the store refuses; how many bundles came in."""
+        """Ingest until the store refuses; return the number of accepted bundles."""
         for number in range(200):
             try:
                 self.stores[path].ingest(bundle())
@@ -69,8 +69,8 @@ class Rig:
         return tree_bytes(self.disk, "/data")
 
 
-def test_a_buffer_may_have_what_the_others_leave():
-    """And no more; what frees one is room for the other."""
+def test_a_buffer_may_use_what_the_others_leave():
+    """And no more; space that one frees is available to the others."""
     rig = Rig()
     first, second = BUFFERS
     assert rig.fill(first) >= 15
@@ -83,8 +83,8 @@ def test_a_buffer_may_have_what_the_others_leave():
     assert rig.on_disk <= CAP
 
 
-def test_a_full_buffer_leaves_the_next_one_room_to_work():
-    """Or what it holds could never go: the next one takes it in."""
+def test_a_full_buffer_leaves_space_for_the_next_one():
+    """Otherwise its bundles could never move to the next one."""
     rig = Rig()
     first, second = BUFFERS
     rig.fill(first)
@@ -94,16 +94,16 @@ def test_a_full_buffer_leaves_the_next_one_room_to_work():
         rig.take_all(second)
 
 
-def test_the_smaller_of_two_caps_counts():
-    """A buffer's own, where it is below what the budget leaves."""
+def test_the_smaller_of_two_caps_applies():
+    """A buffer's own cap, if it is below the rest of the budget."""
     rig = Rig(Settings(wal_rotate_bytes=64 * KIB, segment_bytes_max=64 * KIB, size_cap_bytes=512 * KIB))
     assert rig.fill(BUFFERS[0]) <= 10
     assert "retention.size_cap" in rig.refusal.what
     assert rig.on_disk <= 512 * KIB + 2 * KIB
 
 
-def test_dead_letters_are_under_the_budget():
-    """They leave buffers less, and have no more than buffers leave them."""
+def test_dead_letters_count_in_the_budget():
+    """They reduce the space of buffers, and are limited to what buffers leave."""
     rig = Rig()
     share = rig.budget.letters(BUFFERS[1])
     letters = DeadLetters(
@@ -122,8 +122,8 @@ def test_dead_letters_are_under_the_budget():
     assert rig.on_disk <= CAP
 
 
-def test_another_process_adds_up_the_files():
-    """It sees what this one has on the disk, and has no more than that leaves."""
+def test_another_process_counts_the_files():
+    """It counts the bytes of this process on disk, and uses only the rest."""
     rig = Rig()
     other = rig.another()
     rig.fill(BUFFERS[0])
@@ -134,8 +134,8 @@ def test_another_process_adds_up_the_files():
     assert rig.budget.used_bytes() == pytest.approx(rig.on_disk, rel=0.01)
 
 
-def test_a_store_that_was_closed_is_added_up():
-    """What it says of itself is out of date."""
+def test_the_files_of_a_closed_store_are_counted():
+    """Its own note is out of date."""
     rig = Rig()
     rig.fill(BUFFERS[0])
     rig.stores[BUFFERS[0]].close()
@@ -143,8 +143,8 @@ def test_a_store_that_was_closed_is_added_up():
     assert rig.budget.used_bytes() == pytest.approx(rig.on_disk, rel=0.01)
 
 
-def test_what_never_fits_is_refused_as_such():
-    """Waiting for the others would not help; while they only have too much now, it would."""
+def test_a_bundle_that_can_never_fit_is_refused_at_once():
+    """Waiting for the others would not help; it does if they only use too much at the moment."""
     rig = Rig()
     with pytest.raises(InvalidBundleError, match="disk.size_cap leaves"):
         rig.stores[BUFFERS[0]].ingest(bundle(CAP))
@@ -153,8 +153,8 @@ def test_what_never_fits_is_refused_as_such():
         rig.stores[BUFFERS[0]].ingest(bundle(600 * KIB))
 
 
-def test_the_cores_of_a_buffer_share_its_part(tmp_path):
-    """Each claims of it what it needs; together they have no more than the other buffer leaves."""
+def test_the_cores_of_a_buffer_share_its_budget(tmp_path):
+    """Each claims what it needs; together they have no more than the other buffer leaves."""
     paths = [str(tmp_path / "intake"), str(tmp_path / "buffer")]
     clock = ManualClock()
     reserved = working_bytes(SMALL, 2)
@@ -180,8 +180,8 @@ def test_the_cores_of_a_buffer_share_its_part(tmp_path):
         store.close()
 
 
-def test_what_lies_above_the_cores_is_under_the_budget(tmp_path):
-    """What receivers remember of requests is there, once for all cores."""
+def test_files_above_the_core_directories_count_in_the_budget(tmp_path):
+    """The request windows of receivers are counted once for all cores."""
     path = str(tmp_path / "buffer")
     clock = ManualClock()
     fs = CrashFileSystem(clock=clock)

@@ -1,4 +1,4 @@
-"""Bundles of one large slot: they stay in the log until their segment is written, and come out as they went in."""
+"""Bundles with one large slot: they stay in the log until their segment is written, and come back unchanged."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def contents(store: Store) -> list[pa.RecordBatch]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("compression", ["none", "lz4"])
-def test_they_come_out_as_they_went_in(kind: str, compression: str) -> None:
-    """Between small ones, over several log files, whatever the columns are and however the segment is compressed."""
+def test_large_bundles_come_back_unchanged(kind: str, compression: str) -> None:
+    """Between small ones, over several log files, for all columns and compressions."""
     fs = CrashFileSystem()
     settings = Settings(segment_bytes_max=64 << 20, wal_rotate_bytes=REREAD_BYTES_MIN, segment_compression=compression)
     given = []
@@ -60,13 +60,13 @@ def test_they_come_out_as_they_went_in(kind: str, compression: str) -> None:
         assert store.stats()["wal_files"] > 2
         store.seal()
         found = contents(store)
-    # Dictionaries of one stream are unified: equal are the types and the values.
+    # Dictionaries of one stream are unified: only types and values are equal.
     assert [batch.schema for batch in found] == [batch.schema for batch in given]
     assert [plain(batch) for batch in found] == [plain(batch) for batch in given]
 
 
-def test_they_take_no_memory_until_their_segment_is_written() -> None:
-    """The open segment holds where they lie, not what they are."""
+def test_large_bundles_use_no_memory_until_their_segment_is_written() -> None:
+    """The open segment has their position in the log, not their data."""
     with opened(CrashFileSystem()) as store:
         before = pa.total_allocated_bytes()
         for number in range(20):
@@ -75,8 +75,8 @@ def test_they_take_no_memory_until_their_segment_is_written() -> None:
         assert store._sealing.arena._end == 0
 
 
-def test_a_log_that_rotted_fails_the_store_and_costs_that_bundle_alone() -> None:
-    """What cannot be read back is never written as if it were right; opening again sets the one entry aside."""
+def test_damage_in_the_log_fails_the_store_and_costs_one_bundle() -> None:
+    """Data that cannot be read again is never written as valid; the next open quarantines the one entry."""
     fs = CrashFileSystem()
     store = opened(fs)
     for number in range(3):
@@ -93,8 +93,8 @@ def test_a_log_that_rotted_fails_the_store_and_costs_that_bundle_alone() -> None
         assert contents(store) == [large(0), large(1)]
 
 
-def test_a_full_disk_only_delays_their_segment() -> None:
-    """The segment is written later, from the same log."""
+def test_a_full_disk_only_delays_the_segment_of_large_bundles() -> None:
+    """The segment is written later from the same log."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=errno.ENOSPC)
     clock = ManualClock()

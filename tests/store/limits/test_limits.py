@@ -1,4 +1,4 @@
-"""What a store does at its limits: the size cap, the caps of the log, age, headroom and grace, and in which order."""
+"""The limits of a store and their order: the size cap, the caps of the log, age, headroom and grace period."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def total(store: Store, name: str, **attributes: object) -> int:
 
 
 def on_disk(fs: CrashFileSystem, path: str = ROOT) -> int:
-    """Bytes of every file of the store, whoever wrote it."""
+    """Return the bytes of all files of the store."""
     try:
         names = fs.list_dir(path)
     except NotADirectoryError:
@@ -47,8 +47,8 @@ def on_disk(fs: CrashFileSystem, path: str = ROOT) -> int:
 
 @pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
 @pytest.mark.parametrize("durable", [False, True])
-def test_the_cap_holds_for_everything_on_disk(fs: CrashFileSystem, policy: str, durable: bool) -> None:
-    """Log with its zeros ahead, segments, progress, ledger and reserve: never more than the cap and one segment."""
+def test_the_cap_applies_to_all_files(fs: CrashFileSystem, policy: str, durable: bool) -> None:
+    """Log with preallocated zeros, segments, progress, ledger and reserve: at most the cap and one segment."""
     largest = 0
     with opened(fs, size_cap_bytes=CAP, size_cap_policy=policy) as store:
         store.register("s", start="earliest")
@@ -63,8 +63,8 @@ def test_the_cap_holds_for_everything_on_disk(fs: CrashFileSystem, policy: str, 
     assert CAP // 2 < largest <= CAP + SEGMENT
 
 
-def test_what_lies_beside_log_and_segments_counts(fs: CrashFileSystem) -> None:
-    """A quarantine that nobody empties takes its share, and the refusal says so."""
+def test_files_besides_log_and_segments_count(fs: CrashFileSystem) -> None:
+    """A quarantine uses its share, and the error mentions it."""
     with opened(fs, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         plain, _ = fill(store)
@@ -79,7 +79,7 @@ def test_what_lies_beside_log_and_segments_counts(fs: CrashFileSystem) -> None:
 
 
 def test_backpressure_deletes_nothing_unfinished(fs: CrashFileSystem) -> None:
-    """Every bundle that was taken is still there, and the refusal names the slowest of those that hold it."""
+    """Every accepted bundle still exists, and the error names the slowest subscriber with pending bundles."""
     with opened(fs, size_cap_bytes=CAP) as store:
         store.register("slow", start="earliest")
         store.register("quick", start="earliest")
@@ -96,15 +96,15 @@ def test_backpressure_deletes_nothing_unfinished(fs: CrashFileSystem) -> None:
         store.ingest(bundle_of(number))
 
 
-def test_without_a_subscriber_the_refusal_says_that_nobody_finishes_anything(fs: CrashFileSystem) -> None:
+def test_without_a_subscriber_the_error_mentions_that_no_bundle_can_finish(fs: CrashFileSystem) -> None:
     with opened(fs, size_cap_bytes=CAP) as store:
         _, full = fill(store)
         assert full.held_by is None
         assert "no subscriber is registered" in full.what
 
 
-def test_drop_oldest_gives_up_the_oldest_and_says_how_much_to_whom(fs: CrashFileSystem) -> None:
-    """What is left is the newest without a gap; each subscriber is told what it lost, and no more."""
+def test_drop_oldest_drops_the_oldest_and_counts_for_each_subscriber(fs: CrashFileSystem) -> None:
+    """The newest bundles are left without a gap; each subscriber's count is exact."""
     with opened(fs, size_cap_bytes=CAP, size_cap_policy="drop_oldest") as store:
         store.register("idle", start="earliest")
         for number in range(60):
@@ -127,8 +127,8 @@ def test_drop_oldest_gives_up_the_oldest_and_says_how_much_to_whom(fs: CrashFile
         assert not fs.exists(f"{ROOT}/{DROP_LEDGER}")
 
 
-def test_finished_segments_go_before_unfinished_ones(fs: CrashFileSystem) -> None:
-    """Under `drop_oldest`, too: nothing is given up while something that nobody wants is there, whatever its age."""
+def test_finished_segments_are_deleted_before_unfinished_ones(fs: CrashFileSystem) -> None:
+    """With `drop_oldest` too: nothing is dropped as long as a finished segment of any age exists."""
     with opened(fs, size_cap_bytes=CAP, size_cap_policy="drop_oldest", delete_grace_s=1e9) as store:
         for number in range(60):
             store.ingest(bundle_of(number))
@@ -162,8 +162,8 @@ def test_finished_segments_go_before_unfinished_ones(fs: CrashFileSystem) -> Non
         assert total(store, "quiver.gc.evictions_total", reason="size") >= 1
 
 
-def test_early_finalizing_when_only_the_open_segment_can_make_room(fs: CrashFileSystem) -> None:
-    """The open segment is far from full, but only it holds the log's room: it is sealed, and subscribers get it."""
+def test_the_open_segment_is_sealed_early_to_free_the_log(fs: CrashFileSystem) -> None:
+    """It is far from its size, but only its bundles are in the log: it is sealed, and subscribers get it."""
     with opened(fs, segment_bytes_max=20_000, wal_rotate_bytes=20_000, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         for number in range(30):
@@ -175,8 +175,8 @@ def test_early_finalizing_when_only_the_open_segment_can_make_room(fs: CrashFile
         assert total(store, "quiver.segment.sealed_total") > 30 * 1_500 // 20_000
 
 
-def test_waiting_for_room_lasts_until_the_deadline(fs: CrashFileSystem) -> None:
-    """Not shorter, not longer; and a store without a timeout refuses at once."""
+def test_ingest_waits_for_space_until_its_deadline(fs: CrashFileSystem) -> None:
+    """Exactly; a store without a timeout refuses at once."""
     clock = ManualClock()
     with opened(fs, clock, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
@@ -190,15 +190,15 @@ def test_waiting_for_room_lasts_until_the_deadline(fs: CrashFileSystem) -> None:
         assert 3.0 <= clock.monotonic() - started < 3.1
 
 
-def test_room_that_comes_while_waiting_is_used(fs: CrashFileSystem) -> None:
-    """A subscriber finishes while ingest waits: the bundle goes in."""
+def test_space_that_is_freed_during_the_wait_is_used(fs: CrashFileSystem) -> None:
+    """A subscriber acknowledges while ingest waits, and the bundle is accepted."""
     with opened(fs, size_cap_bytes=CAP, delete_grace_s=1e9) as store:
         store.register("s", start="earliest")
         number, _ = fill(store)
         waits = []
 
         class Acking(ManualClock):
-            def wait(self, condition, timeout):  # the store's lock is held here, as by any waiter
+            def wait(self, condition, timeout):  # the store's lock is held here, as by any waiting call
                 waits.append(timeout)
                 condition.release()
                 try:
@@ -212,8 +212,8 @@ def test_room_that_comes_while_waiting_is_used(fs: CrashFileSystem) -> None:
         assert len(waits) == 1
 
 
-def test_a_cap_that_became_smaller_is_met(fs: CrashFileSystem) -> None:
-    """With `drop_oldest` the first bundle makes room; with `backpressure` it waits for the subscribers."""
+def test_a_smaller_cap_applies_after_a_restart(fs: CrashFileSystem) -> None:
+    """With `drop_oldest` the first bundle frees space; with `backpressure` it waits for the subscribers."""
     with opened(fs, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         number, _ = fill(store)
@@ -229,8 +229,8 @@ def test_a_cap_that_became_smaller_is_met(fs: CrashFileSystem) -> None:
 # ── the caps of the log, and of the number of segments ───────────────────────────────────────────────────
 
 
-def test_rotated_files_are_counted_with_the_active_one(fs: CrashFileSystem) -> None:
-    """`wal.max_rotated_files` is active and rotated files together, as the architecture document says."""
+def test_the_limit_of_log_files_counts_the_active_file(fs: CrashFileSystem) -> None:
+    """`wal.max_rotated_files` limits active and rotated files together, as in the architecture document."""
     with opened(fs, wal_files_max=3, wal_rotate_bytes=1_000, segment_bytes_max=1_000_000) as store:
         most = 0
         for number in range(100):
@@ -243,7 +243,7 @@ def test_rotated_files_are_counted_with_the_active_one(fs: CrashFileSystem) -> N
 
 
 def test_the_log_stays_below_its_cap_by_sealing_early(fs: CrashFileSystem) -> None:
-    """A slot that is written rarely keeps no log: the open segment is sealed when the log needs its room."""
+    """A slot that is rarely written keeps no log: the open segment is sealed when the log needs its space."""
     with opened(fs, segment_bytes_max=1_000_000, wal_rotate_bytes=2_000, wal_bytes_max=9_000) as store:
         for number in range(200):
             store.ingest(bundle_of(number), durable=number % 3 == 0)
@@ -252,8 +252,8 @@ def test_the_log_stays_below_its_cap_by_sealing_early(fs: CrashFileSystem) -> No
         assert drain(store, "s") == list(range(200))
 
 
-def test_the_number_of_segments_has_a_cap_too(fs: CrashFileSystem) -> None:
-    """`retention.max_segments`: at it, one goes or ingest is refused, as for bytes."""
+def test_the_number_of_segments_is_limited(fs: CrashFileSystem) -> None:
+    """`retention.max_segments`: at the limit, one is deleted or ingest is refused, as for bytes."""
     with opened(fs, segments_max=5) as store:
         store.register("s", start="earliest")
         number, full = fill(store)
@@ -266,8 +266,8 @@ def test_the_number_of_segments_has_a_cap_too(fs: CrashFileSystem) -> None:
             assert len(store.catalog) <= 5
 
 
-def test_a_segment_takes_a_number_of_bundles(fs: CrashFileSystem) -> None:
-    """`segment.max_bundle_count`: a progress file can speak of so many."""
+def test_the_number_of_bundles_in_a_segment_is_limited(fs: CrashFileSystem) -> None:
+    """`segment.max_bundle_count`: a progress file can store so many."""
     with opened(fs, segment_bundles_max=7) as store:
         for number in range(30):
             store.ingest(bundle_of(number, size=1))
@@ -278,8 +278,8 @@ def test_a_segment_takes_a_number_of_bundles(fs: CrashFileSystem) -> None:
 # ── age, headroom, grace ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_over_age_goes_wanted_or_not(fs: CrashFileSystem) -> None:
-    """By the newest bundle of a segment; what is lost is counted, what was finished is not."""
+def test_segments_over_age_are_dropped_even_if_pending(fs: CrashFileSystem) -> None:
+    """The age is that of the newest bundle; pending bundles are counted as lost, finished ones are not."""
     clock = ManualClock()
     with opened(fs, clock, max_age_s=100.0) as store:
         store.register("s", start="earliest")
@@ -298,8 +298,8 @@ def test_over_age_goes_wanted_or_not(fs: CrashFileSystem) -> None:
         assert total(store, "quiver.subscriber.dropped_bundles_total") == lost
 
 
-def test_the_open_segment_expires_too(fs: CrashFileSystem) -> None:
-    """While every subscriber lags it waits for size; not longer than data may live."""
+def test_the_open_segment_expires(fs: CrashFileSystem) -> None:
+    """While every subscriber lags it waits for its size, but not longer than the maximum age."""
     clock = ManualClock()
     with opened(fs, clock, max_age_s=100.0) as store:
         store.register("s", start="earliest")
@@ -315,8 +315,8 @@ def test_the_open_segment_expires_too(fs: CrashFileSystem) -> None:
         assert drain(store, "s") == []
 
 
-def test_age_goes_on_over_a_restart(fs: CrashFileSystem) -> None:
-    """It is that of the bundles, not that of the process; and what the log brings back is as old as it was."""
+def test_age_continues_over_a_restart(fs: CrashFileSystem) -> None:
+    """It is the age of the bundles, not of the process, also for bundles that are replayed from the log."""
     clock = ManualClock()
     with opened(fs, clock, max_age_s=100.0) as store:
         store.ingest(bundle_of(0))
@@ -332,8 +332,8 @@ def test_age_goes_on_over_a_restart(fs: CrashFileSystem) -> None:
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_drop_is_counted_once_wherever_a_directory_sync_fails(goes_on: bool) -> None:
-    """Also when the new ledger stands and only its name may not be durable; by this process or by the next."""
+def test_a_drop_is_counted_once_when_a_directory_sync_fails(goes_on: bool) -> None:
+    """Also when the new ledger exists and only its name may not be durable; by this process or the next."""
     for call in range(1, 40):
         clock, inner = ManualClock(), CrashFileSystem()
         disk = FaultFileSystem(inner)
@@ -365,8 +365,8 @@ def test_a_drop_is_counted_once_wherever_a_directory_sync_fails(goes_on: bool) -
     assert call > 3
 
 
-def test_a_ledger_that_is_found_is_durable_before_anything_in_it_goes() -> None:
-    """Also when whoever wrote it ended before the sync of its name: a power loss from there on leaves it."""
+def test_a_ledger_is_synced_before_its_segments_are_deleted() -> None:
+    """Also if the previous process ended before it synced the name: no later power loss removes it."""
     inner = CrashFileSystem()
     inner.make_dirs(ROOT)
     disk = FaultFileSystem(inner, {"sync_dir": 1})
@@ -380,8 +380,8 @@ def test_a_ledger_that_is_found_is_durable_before_anything_in_it_goes() -> None:
 
 
 @pytest.mark.parametrize("step_s", [-86_400, 86_400])
-def test_a_clock_that_steps_expires_nothing_early(fs: CrashFileSystem, step_s: int) -> None:
-    """Nor does it keep anything longer, or change the order: age is measured on the clock that does not step."""
+def test_a_stepped_clock_does_not_change_when_segments_expire(fs: CrashFileSystem, step_s: int) -> None:
+    """Neither early nor late, and in the same order: age uses the monotonic clock."""
     clock = ManualClock()
     with opened(fs, clock, max_age_s=100.0) as store:
         store.register("s", start="earliest")
@@ -403,7 +403,7 @@ def test_a_clock_that_steps_expires_nothing_early(fs: CrashFileSystem, step_s: i
 
 
 def test_headroom_keeps_the_newest_finished_segments(fs: CrashFileSystem) -> None:
-    """`retention.steady_state_headroom`: a small spool stays in healthy operation, and yields to the cap."""
+    """`retention.steady_state_headroom`: a small backlog stays in normal operation, and is deleted at the cap."""
     with opened(fs, steady_state_headroom_bytes=20_000, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         for number in range(300):
@@ -455,7 +455,7 @@ def test_age_does_not_wait_for_grace_or_headroom(fs: CrashFileSystem) -> None:
 
 
 def test_without_subscribers_only_age_and_the_cap_delete(fs: CrashFileSystem) -> None:
-    """Nobody has seen the data, so nothing is finished."""
+    """No subscriber has seen the data, so no segment is finished."""
     clock = ManualClock()
     with opened(fs, clock) as store:
         for number in range(20):
@@ -467,8 +467,8 @@ def test_without_subscribers_only_age_and_the_cap_delete(fs: CrashFileSystem) ->
         assert store.maintain().segments_deleted > 0
 
 
-def test_reclaim_frees_what_is_finished_and_nothing_else(fs: CrashFileSystem) -> None:
-    """Grace or not, oldest first, as much as is asked for; what was acknowledged a moment ago counts."""
+def test_reclaim_deletes_only_finished_segments(fs: CrashFileSystem) -> None:
+    """Despite the grace period, oldest first, up to the given size; recent acknowledgements count."""
     with opened(fs, delete_grace_s=1e9) as store:
         store.register("s", start="earliest")
         for number in range(60):
@@ -484,7 +484,7 @@ def test_reclaim_frees_what_is_finished_and_nothing_else(fs: CrashFileSystem) ->
 
 
 def test_the_reserve_counts_and_is_small(fs: CrashFileSystem) -> None:
-    """What the store says it has on disk is what is there, with the blocks that it holds for a full disk."""
+    """The reported disk use equals the files, including the blocks that are reserved for a full disk."""
     with opened(fs) as store:
         store.register("s", start="earliest")
         for number in range(60):

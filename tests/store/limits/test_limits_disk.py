@@ -1,4 +1,7 @@
-"""A full disk: what was taken stays, acknowledgements and shutdown go on, and ingest does when there is room."""
+"""
+A full disk: accepted bundles are kept, acknowledgements and shutdown work, and ingest continues
+once there is space.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ fill = partial(ingest_until_full, bundle_of=bundle_of)
 
 
 def squeeze(disk: SmallDisk) -> None:
-    """Others take what is left of the disk; but not what the store has kept back for itself, if it is there."""
+    """Let other programs use the rest of the disk, but not the reserve of the store."""
     if disk.exists(f"{ROOT}/{RESERVE}"):
         disk.capacity = min(disk.capacity, disk.used())
 
 
-def test_acknowledgements_are_written_and_free_the_disk() -> None:
+def test_acknowledgements_on_a_full_disk_use_the_reserve() -> None:
     """
-    Replacing a progress file takes a block that the disk does not have: the reserve gives it. Nothing is lost, nothing
-    comes twice, and the refusal says that it is the disk, and who holds it.
+    Replacing a progress file needs a block, which the reserve provides. Nothing is lost or duplicated, and the
+    error names the disk and the slowest subscriber.
     """
     disk = SmallDisk(150_000)
     with opened(disk, segment_bytes_max=16_000, wal_rotate_bytes=8_000) as store:
@@ -54,20 +57,20 @@ def test_acknowledgements_are_written_and_free_the_disk() -> None:
 
 
 class Told(InMemoryObserver):
-    """Keeps which segments could not be written."""
+    """Records which segments could not be written."""
 
     def __init__(self) -> None:
         super().__init__()
         self.failed: list[object] = []
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: object) -> None:
-        """Take note of failed segments."""
+        """Record failed segments."""
         if name == "quiver.segment.flush" and level == logging.ERROR:
             self.failed.append(attributes["segment"])
 
 
-def test_a_full_disk_is_told_when_it_begins_and_once_a_minute() -> None:
-    """Each second's try is counted, not logged: the log may lie on that disk."""
+def test_a_full_disk_is_logged_at_first_and_then_once_a_minute() -> None:
+    """The attempt of each second is counted, not logged: the log file may be on that disk."""
     clock, disk, observer = ManualClock(), SmallDisk(150_000), Told()
     settings = Settings(segment_bytes_max=32_000, wal_rotate_bytes=32_000, wal_bytes_max=200_000, delete_grace_s=0.0)
     with open_store(ROOT, settings, fs=disk, clock=clock, background=False, observer=observer) as store:
@@ -86,8 +89,8 @@ def test_a_full_disk_is_told_when_it_begins_and_once_a_minute() -> None:
         assert store.maintain().sealed == 1
 
 
-def test_the_reserve_comes_back_before_ingest_goes_on() -> None:
-    """Bundles must not take the block that the next acknowledgement needs."""
+def test_the_reserve_is_refilled_before_ingest_continues() -> None:
+    """Bundles must not use the block that the next acknowledgement needs."""
     clock = ManualClock()
     disk = SmallDisk(150_000)
     with opened(disk, clock, segment_bytes_max=16_000, wal_rotate_bytes=8_000) as store:
@@ -108,8 +111,8 @@ def test_the_reserve_comes_back_before_ingest_goes_on() -> None:
 
 def test_a_long_progress_file_can_be_replaced_on_a_full_disk() -> None:
     """
-    One bundle that takes long, and many behind it that are done: the progress file names each of their segments.
-    The reserve grows with it; else the acknowledgement that would free all of them could never be written.
+    One bundle is slow and many later ones are done: the progress file names each of their segments. The reserve
+    grows with it; otherwise the acknowledgement that would free all of them could never be written.
     """
     clock = ManualClock()
     disk = SmallDisk(2_000_000)
@@ -147,8 +150,8 @@ def test_a_long_progress_file_can_be_replaced_on_a_full_disk() -> None:
 
 
 @pytest.mark.parametrize("durability", ["wal", "segment_only"])
-def test_closing_and_opening_on_a_full_disk(durability: str) -> None:
-    """The log keeps what could not be sealed; a store without one says at its end that it could not."""
+def test_a_store_closes_and_opens_on_a_full_disk(durability: str) -> None:
+    """The log keeps bundles that could not be sealed; without a log, close raises an error."""
     disk = SmallDisk(150_000)
     store = opened(disk, durability=durability)
     store.register("s", start="earliest")
@@ -169,7 +172,7 @@ def test_closing_and_opening_on_a_full_disk(durability: str) -> None:
         assert got[-1] == number - 1
 
 
-def test_an_append_that_finds_no_room_waits_until_the_deadline() -> None:
+def test_an_append_to_a_full_disk_waits_until_the_deadline() -> None:
     clock = ManualClock()
     disk = SmallDisk(150_000)
     with opened(disk, clock) as store:
@@ -188,8 +191,8 @@ def test_an_append_that_finds_no_room_waits_until_the_deadline() -> None:
         store.ingest(bundle_of(number), timeout=2.0)
 
 
-def test_drop_oldest_goes_on_when_the_disk_is_full() -> None:
-    """The oldest segments go; what is left is the newest without a gap, and the losses are counted exactly."""
+def test_drop_oldest_continues_on_a_full_disk() -> None:
+    """The oldest segments are dropped, the newest are left without a gap, and the losses are counted exactly."""
     disk = SmallDisk(150_000)
     with opened(disk, size_cap_policy="drop_oldest", segment_bytes_max=16_000, wal_rotate_bytes=8_000) as store:
         store.register("s", start="earliest")
@@ -205,10 +208,10 @@ def test_drop_oldest_goes_on_when_the_disk_is_full() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 7, 9, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 80))])
-def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
+def test_any_order_of_calls_on_a_small_disk_loses_nothing_uncounted(seed: int) -> None:
     """
-    Calls in an order of chance, on a disk whose size changes: what was taken is delivered to both subscribers, once
-    and in order, or was dropped by policy and counted so.
+    Random calls on a disk whose size changes: accepted bundles are delivered to both subscribers once and in order,
+    or were dropped by policy and counted.
     """
     chance = random.Random(seed)
     clock = ManualClock()
@@ -264,7 +267,7 @@ def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
         elif call == ["time"]:
             clock.advance(chance.random() * 6)
         else:
-            disk.capacity += 2_000  # or what was acknowledged last is delivered again, as it may be
+            disk.capacity += 2_000  # or the last acknowledged bundles are delivered again, which is allowed
             store.close()
             count_lost()
             store = opened(disk, clock, **changes)
@@ -285,8 +288,8 @@ def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
 
 
 @pytest.mark.parametrize("everything", [True, False])
-def test_closing_on_a_full_disk_writes_what_was_acknowledged(everything: bool) -> None:
-    """The open segment cannot be sealed at first; acknowledgements are on disk all the same, and free room for it."""
+def test_closing_on_a_full_disk_writes_acknowledgements(everything: bool) -> None:
+    """The open segment cannot be sealed at first; acknowledgements are still written, and free space for it."""
     disk = SmallDisk(400_000)
     rows = Bundle({30: pa.record_batch({"pad": ["x" * 500]})})
     with opened(disk) as store:
@@ -298,7 +301,7 @@ def test_closing_on_a_full_disk_writes_what_was_acknowledged(everything: bool) -
             store.ingest(rows)
         sealed = subscriber.lag().pending_bundles
         assert sealed >= 90
-        disk.capacity = disk.used()  # others took the rest
+        disk.capacity = disk.used()  # other programs use the rest
         acked = sealed if everything else 5
         for handle in subscriber.next_bundles(acked, timeout=0):
             handle.ack()

@@ -1,4 +1,4 @@
-"""Settings that cannot work together are refused in words; those that change between two runs are taken."""
+"""Contradicting settings are refused with a reason; settings may change between two runs."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ bundle_of = partial(numbered, size=200)
         ({"retention.size_cpa": "1GiB"}, "did you mean retention.size_cap"),
     ],
 )
-def test_what_cannot_work_is_refused_in_words(mapping: dict[str, object], said: str) -> None:
+def test_contradicting_settings_are_refused_with_a_reason(mapping: dict[str, object], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         Settings.from_mapping(mapping)
 
 
-def test_a_place_for_objects_that_is_a_text_is_refused_in_words() -> None:
-    """A URL belongs into the mapping; the class takes what was made of it."""
+def test_a_location_given_as_text_is_refused_with_a_reason() -> None:
+    """Only the mapping accepts a URL; the class takes an `ObjectLocation`."""
     with pytest.raises(SettingsError, match="must be an ObjectLocation"):
         Settings(cold_objects="/cold")  # type: ignore[arg-type]
 
 
-def test_the_documents_keys_are_taken() -> None:
-    """Nested or dotted, with human sizes; hours are hours."""
+def test_the_keys_of_the_documentation_are_accepted() -> None:
+    """Nested or dotted, with units of sizes and durations."""
     given = Settings.from_mapping({
         "retention": {
             "size_cap": "500GiB", "size_cap_policy": "drop_oldest", "max_retain_after_ingestion_hours": 72,
@@ -69,7 +69,7 @@ def test_the_documents_keys_are_taken() -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-def test_a_store_of_any_compression_opens_under_any(compression: str) -> None:
+def test_a_store_opens_with_any_other_compression(compression: str) -> None:
     fs = CrashFileSystem()
     with opened(fs, segment_compression=compression) as store:
         for number in range(20):
@@ -80,7 +80,7 @@ def test_a_store_of_any_compression_opens_under_any(compression: str) -> None:
 
 
 def test_durability_may_change_with_a_backlog_in_the_log() -> None:
-    """What the log holds is sealed first; then the log holds nothing, and a crash brings nothing back twice."""
+    """The bundles of the log are sealed first; then the log is empty, and no crash duplicates a bundle."""
     fs = CrashFileSystem()
     store = opened(fs)
     store.register("s", start="earliest")
@@ -104,7 +104,7 @@ def test_durability_may_change_with_a_backlog_in_the_log() -> None:
         assert drain(store, "s") == list(range(number))
 
 
-def test_segment_only_refuses_at_the_cap_as_well() -> None:
+def test_segment_only_stores_refuse_at_the_cap() -> None:
     fs = CrashFileSystem()
     with opened(fs, durability="segment_only", size_cap_bytes=40_000) as store:
         store.register("s", start="earliest")
@@ -125,7 +125,7 @@ def test_segment_only_refuses_at_the_cap_as_well() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("thread", ["maintain", "log"])
 def test_a_background_thread_that_dies_fails_the_store(tmp_path, monkeypatch, thread: str) -> None:
-    """Ingest waits for nobody who is gone: it is told, with the cause, also when it was waiting already."""
+    """Ingest raises an error with the cause, also if it was waiting already."""
     store = open_store(
         tmp_path, Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=16_000, segments_max=3)
     )

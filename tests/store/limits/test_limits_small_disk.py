@@ -1,5 +1,5 @@
 """
-A disk that is smaller than the settings want: the log leaves room for the segment, so that the data
+A disk that is smaller than the settings require: the log leaves space for the segment, so that data
 flows through.
 """
 
@@ -31,7 +31,7 @@ def opened(disk: SmallDisk, **changes: object) -> Store:
 
 
 class HonestDisk(SmallDisk):
-    """Says how much room it has left."""
+    """Reports its free space."""
 
     def free_bytes(self, path: str) -> int:
         return max(0, self.capacity - self.used())
@@ -39,8 +39,11 @@ class HonestDisk(SmallDisk):
 
 @pytest.mark.parametrize("durability", ["wal", "segment_only"])
 @pytest.mark.parametrize("capacity", [MIB // 2, MIB, 3 * MIB // 2, 5 * MIB // 2])
-def test_everything_flows_through_a_disk_below_a_log_and_two_segments(capacity: int, durability: str) -> None:
-    """A refused bundle comes in when a subscriber has taken what is there: never does the log hold what has no room."""
+def test_all_bundles_pass_a_disk_smaller_than_a_log_and_two_segments(capacity: int, durability: str) -> None:
+    """
+    A refused bundle is accepted once a subscriber has acknowledged: the log never has bundles that cannot be
+    sealed.
+    """
     disk = HonestDisk(capacity)
     got: list[int] = []
     with opened(disk, durability=durability) as store:
@@ -69,8 +72,8 @@ def test_everything_flows_through_a_disk_below_a_log_and_two_segments(capacity: 
     assert got == list(range(300))
 
 
-def test_schemas_count_too() -> None:
-    """A file has each schema at both ends: where bundles are small and different, that is most of it."""
+def test_schemas_count_in_the_size_of_a_segment() -> None:
+    """A file has each schema twice: with small bundles of different schemas, that is most of it."""
     disk = HonestDisk(3 * MIB)
     got = 0
     with opened(disk, segment_bytes_max=2 * MIB) as store:
@@ -97,8 +100,8 @@ def test_schemas_count_too() -> None:
     assert got == 400
 
 
-def test_the_oldest_go_when_the_disk_ends_and_policy_says_so() -> None:
-    """With `drop_oldest` nothing is refused; what is there is the newest."""
+def test_with_drop_oldest_a_small_disk_never_refuses() -> None:
+    """The oldest segments are dropped; the newest are left."""
     disk = HonestDisk(3 * MIB)
     with opened(disk, size_cap_policy="drop_oldest") as store:
         store.register("s", start="earliest")
@@ -114,8 +117,8 @@ def test_the_oldest_go_when_the_disk_ends_and_policy_says_so() -> None:
     assert 0 < kept[0] < 400
 
 
-def test_a_disk_that_does_not_say_is_used_until_it_refuses() -> None:
-    """As before there was a look: ENOSPC is the answer."""
+def test_a_disk_without_a_known_size_is_used_until_enospc() -> None:
+    """The store then reacts to ENOSPC."""
 
     class Silent(SmallDisk):
         def free_bytes(self, path: str) -> int:

@@ -1,9 +1,8 @@
 """
-Random Arrow schemas and batches, and what their rows are, said without Arrow's own comparison.
+Random Arrow schemas and batches, and their rows without Arrow's own comparison.
 
-`rows` is the oracle of the fidelity tests: plain Python tokens per row, floats and decimals by their bits, read
-from offsets and keys by hand. Two arrays with the same type and the same tokens hold the same data, whatever their
-dictionaries look like.
+`rows` is the oracle of the fidelity tests: plain Python tokens per row, floats and decimals by their bits, read from
+offsets and keys. Two arrays with the same type and tokens have the same data, for any dictionaries.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def schemas(columns: st.SearchStrategy[pa.DataType], *, columns_min: int = 0) ->
 
 
 def random_array(kind: pa.DataType, length: int, rng: random.Random) -> pa.Array:
-    """An array of exactly this type with nulls, repeated values and garbage where nobody looks."""
+    """An array of exactly this type with nulls, repeated values, and arbitrary bytes in unused places."""
     types = pa.types
     if types.is_null(kind):
         return pa.nulls(length)
@@ -176,7 +175,7 @@ def _random_dictionary(kind: pa.DataType, length: int, rng: random.Random) -> pa
     size = rng.choice([0, 1, 3, 6])
     values = random_array(kind.value_type, size, rng)
     if size == 6 and pa.types.is_string(kind.value_type) and rng.random() < 0.5:
-        # So many that a few of them overflow a short key.
+        # Enough to overflow a short key.
         start = rng.randrange(10_000)
         values = pa.array([f"v{start + i}" for i in range(100)])
     keys = [None if not len(values) or rng.random() < 0.2 else rng.randrange(len(values)) for _ in range(length)]
@@ -185,7 +184,7 @@ def _random_dictionary(kind: pa.DataType, length: int, rng: random.Random) -> pa
 
 
 def random_batch(schema: pa.Schema, rng: random.Random, *, rows_max: int = 8) -> pa.RecordBatch:
-    """A batch of this schema; often a slice of a larger one."""
+    """A batch of this schema, often a slice of a larger one."""
     length = rng.randrange(rows_max + 1)
     before = rng.choice([0, 0, 1, 3])
     after = rng.choice([0, 0, 2])
@@ -196,7 +195,7 @@ def random_batch(schema: pa.Schema, rng: random.Random, *, rows_max: int = 8) ->
 
 
 def rows(array: pa.Array) -> list[Any]:
-    """One token per row: None for a null, however it is said; floats and other fixed-width values by their bits."""
+    """One token per row: None for any kind of null; floats and other fixed-width values by their bits."""
     kind = array.type
     types = pa.types
     if not len(array):
@@ -254,7 +253,7 @@ def _list_rows(array: pa.Array) -> list[Any]:
 
 
 def assert_same(actual: pa.RecordBatch, expected: pa.RecordBatch) -> None:
-    """The same rows under the same schema, to the last bit, and sound by Arrow's own check."""
+    """Assert the same rows and schema, to the last bit, and that Arrow's own check passes."""
     assert actual.schema.equals(expected.schema, check_metadata=True)
     assert actual.num_rows == expected.num_rows
     actual.validate(full=True)

@@ -1,4 +1,4 @@
-"""Small bundles of several shapes, and the segments made of them."""
+"""Small bundles of several shapes, and their segments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stream_schema(schema: pa.Schema, fingerprint: bytes = b"") -> StreamSchema:
 
 
 def sample_bundles(count: int, seed: int = 0) -> Bundles:
-    """Bundles with slots 1, 30 and 31 in changing company, now and then none at all."""
+    """Bundles with slots 1, 30 and 31 in different combinations, sometimes without any."""
     rng = random.Random(seed)
     bundles: Bundles = []
     for index in range(count):

@@ -1,7 +1,7 @@
 """
-Unions without rows: Arrow leaves their buffers out when it reads them, and some of it looks into them all the same.
+Unions without rows: Arrow omits their buffers on reading, and parts of it access them nevertheless.
 
-Whatever goes wrong here takes the whole process down.
+An error here crashes the whole process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
-def test_they_are_kept_like_anything_else(tmp_path: Path, shape: str, compression: str) -> None:
+def test_empty_unions_are_stored_and_delivered(tmp_path: Path, shape: str, compression: str) -> None:
     """Logged, replayed, sealed, delivered, scanned and counted."""
     batch = pa.record_batch([SHAPES[shape]], names=["u"])
     settings = quiver.Settings.from_mapping({"segment.compression": compression})
@@ -47,7 +47,7 @@ def test_they_are_kept_like_anything_else(tmp_path: Path, shape: str, compressio
 
 
 def test_bytes_of_a_batch() -> None:
-    """Of a slice those that it shows, where Arrow can tell."""
+    """For a slice only the visible bytes, where Arrow can compute them."""
     whole = pa.record_batch({"n": list(range(100))})
     assert (batch_bytes(whole), batch_bytes(whole.slice(0, 10))) == (800, 80)
     words = pa.array([SHAPES["one"].field(0)[0].as_py()] * 3).dictionary_encode()

@@ -1,4 +1,4 @@
-"""Going on from message to message gives what looking each up gives, or nothing."""
+"""Sequential reading of messages returns what single reads return, or nothing."""
 
 import pyarrow as pa
 import pytest
@@ -23,7 +23,7 @@ def _by_us():
 
 
 @pytest.mark.parametrize("make", [_by_arrow, _by_us])
-def test_each_chunk_in_turn_and_no_other(make):
+def test_sequential_reading_returns_each_chunk_in_turn(make):
     data = make()
     assert pa.ipc.open_file(data).num_record_batches == 7
     line = InOrder()
@@ -40,19 +40,19 @@ def test_each_chunk_in_turn_and_no_other(make):
 
 
 @pytest.mark.parametrize("data", [b"", b"ARROW1\0\0", bytes(200), b"\xff" * 200, b"ARROW1\0\0" + b"\xff" * 200])
-def test_what_is_no_arrow_file_is_left_alone(data):
+def test_a_file_that_is_not_arrow_is_not_read_sequentially(data):
     line = InOrder()
     line.begin(1, memoryview(data), BATCHES[0])
     assert line.next(1, 1) is None
 
 
-def test_another_first_chunk_than_the_files_own_is_not_gone_on_from():
+def test_sequential_reading_starts_only_at_the_first_chunk():
     line = InOrder()
     line.begin(1, memoryview(_by_arrow()), BATCHES[1])
     assert line.next(1, 1) is None
 
 
-def test_a_file_cut_short_ends_the_line():
+def test_a_truncated_file_ends_sequential_reading():
     data = memoryview(_by_arrow())
     for length in range(0, len(data), 8):
         line = InOrder()

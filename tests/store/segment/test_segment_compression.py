@@ -1,4 +1,4 @@
-"""A compressed segment holds the same values in fewer bytes, laid out by the same rules, for any Arrow reader."""
+"""A compressed segment has the same values in fewer bytes, with the same layout, for any Arrow reader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_same_bundles_in_fewer_bytes(tmp_path: Path, codec: Compression) -> None:
+def test_a_compressed_segment_has_the_same_bundles_in_fewer_bytes(tmp_path: Path, codec: Compression) -> None:
     plain = write_segment(REAL_FILES, str(tmp_path), 1, sealed(LARGE), profile="otap")
     small = write_segment(REAL_FILES, str(tmp_path), 2, sealed(LARGE), profile="otap", compression=codec)
     assert small.size_bytes * 4 < plain.size_bytes
@@ -45,7 +45,7 @@ def test_the_same_bundles_in_fewer_bytes(tmp_path: Path, codec: Compression) -> 
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_layout_rules_hold_and_any_arrow_reader_opens_the_streams(tmp_path: Path, codec: Compression) -> None:
+def test_any_arrow_reader_opens_compressed_streams(tmp_path: Path, codec: Compression) -> None:
     bundles = [*LARGE, *sample_bundles(6)]
     info = write_segment(REAL_FILES, str(tmp_path), 1, opened(bundles).seal(), profile="spec", compression=codec)
     data = Path(info.path).read_bytes()
@@ -75,7 +75,7 @@ def test_a_segment_can_be_compressed_twice_to_the_same_bytes(tmp_path: Path, cod
     assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
 
 
-def test_a_stream_that_would_grow_stays_as_it_is() -> None:
+def test_a_stream_that_would_grow_is_not_compressed() -> None:
     rng = random.Random(1)
     noise = pa.record_batch([pa.array([rng.randbytes(20)])], names=["noise"])
     file = assemble(noise.schema.serialize().to_pybytes(), (), [noise.serialize()])
@@ -84,8 +84,8 @@ def test_a_stream_that_would_grow_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_unions_stay_as_they_are(codec: Compression) -> None:
-    """Arrow takes the process down when it compresses an empty union, at whatever depth."""
+def test_unions_are_not_compressed(codec: Compression) -> None:
+    """Arrow crashes the process when it compresses an empty union at any depth."""
     union = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array(["x" * 500])])
     nested = pa.ListArray.from_arrays(pa.array([0, 0], pa.int32()), union)
     for array in (union, union.slice(0, 0), nested):
@@ -96,7 +96,7 @@ def test_unions_stay_as_they_are(codec: Compression) -> None:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(schemas(any_columns), st.integers(0, 2**32), st.integers(1, 4), st.sampled_from(CODECS))
-def test_any_schema_comes_back(schema: pa.Schema, seed: int, count: int, codec: Compression) -> None:
+def test_any_schema_survives_compression(schema: pa.Schema, seed: int, count: int, codec: Compression) -> None:
     rng = random.Random(seed)
     batches = [random_batch(schema, rng, rows_max=40) for _ in range(count)]
     if check_schema(schema):

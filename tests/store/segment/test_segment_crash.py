@@ -1,7 +1,4 @@
-"""
-Written whole or not at all: at every step of writing a segment the power goes, the process dies,
-the disk is full.
-"""
+"""A segment is written completely or not at all: power loss, kill and full disk at every step."""
 
 from __future__ import annotations
 
@@ -50,15 +47,15 @@ def steps_of_a_write() -> list[str]:
     return steps
 
 
-def test_the_steps_and_their_order() -> None:
-    """A sync that goes missing shows up here."""
+def test_a_segment_is_written_in_the_documented_steps() -> None:
+    """A missing sync is detected here."""
     assert steps_of_a_write() == [
         "remove", "create", "pwrite", "pwrite", "set_mode", "sync", "rename", "sync_dir",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("at", range(9))
-def test_a_crash_before_every_step(at: int) -> None:
+def test_a_crash_before_any_step_leaves_no_partial_segment(at: int) -> None:
     fs = new_disk()
     seen = 0
 
@@ -104,7 +101,7 @@ def test_a_failed_write_leaves_no_torn_segment_and_can_be_tried_again(op: str, n
         assert_whole(disk.clone_after_crash(0))
 
 
-def test_the_failure_is_told_even_when_nothing_can_be_cleaned_up() -> None:
+def test_a_failed_write_is_reported_even_if_the_cleanup_fails() -> None:
     fs = FaultFileSystem(new_disk(), {"sync": 1, "remove": 2}, error=errno.EIO)
     with pytest.raises(OSError, match=r".+") as caught:
         write_segment(fs, DIRECTORY, 5, sealed(BUNDLES), profile="spec")

@@ -1,4 +1,4 @@
-"""Cut or changed anywhere, a segment is reported as damaged, with path and offset, and never answers wrongly."""
+"""A segment that is truncated or changed at any byte is reported with path and offset, and never read wrongly."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def assert_damaged(data: bytes) -> None:
     assert error.reason
 
 
-def test_the_whole_file_is_sound() -> None:
+def test_the_unchanged_file_is_valid() -> None:
     read_all(segment())
 
 
-def test_cut_anywhere() -> None:
+def test_a_segment_truncated_anywhere_is_damaged() -> None:
     data = segment()
     for length in range(len(data)):
         assert_damaged(data[:length])
 
 
-def test_any_byte_changed() -> None:
+def test_any_changed_byte_is_damage() -> None:
     data = bytearray(segment())
     for at in range(len(data)):
         for change in (1 << at % 8, 0xFF) if at % 4 == 0 else (1 << at % 8,):
@@ -64,7 +64,7 @@ def test_any_byte_changed() -> None:
             data[at] ^= change
 
 
-def test_bytes_behind_the_end_or_missing_in_the_middle() -> None:
+def test_bytes_after_the_end_or_missing_bytes_are_damage() -> None:
     data = segment()
     assert_damaged(data + b"\0")
     assert_damaged(data + b"junk" * 20)
@@ -73,7 +73,7 @@ def test_bytes_behind_the_end_or_missing_in_the_middle() -> None:
     assert_damaged(data[:1000] + bytes(len(data) - 1000))
 
 
-def test_open_reads_only_the_end_and_verify_finds_the_rest() -> None:
+def test_open_reads_only_the_end_and_verify_detects_other_damage() -> None:
     data = bytearray(segment())
     data[70] ^= 1
     fs = CrashFileSystem()
@@ -90,13 +90,13 @@ def test_open_reads_only_the_end_and_verify_finds_the_rest() -> None:
         list(reader.stream_batches(0))
 
 
-def test_nonsense_under_a_right_checksum_is_damage_too() -> None:
-    """A writer that was wrong, not a disk: the tables point at nothing, or a stream is no Arrow file."""
+def test_invalid_content_with_a_valid_checksum_is_damage() -> None:
+    """Caused by a wrong writer instead of a disk: invalid tables, or a stream that is not an Arrow file."""
     data = segment()
     end = data.index(b"ARROW1", 64)
     assert_damaged(with_new_crc32(data[:end] + b"ARROW2" + data[end + 6 :]))
     assert_damaged(with_new_crc32(data[: end - 4] + b"\xff\xff\xff\x7f" + data[end:]))
-    # The first stream's place in the directory: 64 bytes further on there is something else.
+    # The offset of the first stream in the directory: 64 bytes later there is something else.
     fs = CrashFileSystem()
     fs.make_dirs("/segments")
     first, *others = SegmentReader.open(fs, write(fs, "/segments", BUNDLES).path).streams.values()
@@ -111,7 +111,7 @@ def test_nonsense_under_a_right_checksum_is_damage_too() -> None:
         assert_damaged(with_new_crc32(data[:directory_at] + directory + rest + tail + data[-16:]))
 
 
-def test_a_stream_or_chunk_that_is_not_there() -> None:
+def test_a_missing_stream_or_chunk_is_refused() -> None:
     fs = CrashFileSystem()
     fs.make_dirs("/segments")
     reader = SegmentReader.open(fs, write(fs, "/segments", BUNDLES).path)

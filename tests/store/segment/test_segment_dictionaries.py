@@ -1,4 +1,4 @@
-"""What comes out of a segment's streams equals what went in: same types, same values per row, always."""
+"""The streams of a segment return the ingested batches: same types, same values per row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ quick = settings(
 
 
 def read_back(schema: pa.Schema, batches: list[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], int]:
-    """The batches after a way through as many IPC files as were needed, and how many those were."""
+    """The batches after a round trip through the required number of IPC files, and that number."""
     message = schema.serialize().to_pybytes()
     found: list[pa.RecordBatch] = []
     if check_schema(schema):
@@ -68,14 +68,14 @@ def test_dictionaries_of_any_kind_at_any_depth_come_back(schema: pa.Schema, seed
 
 @quick
 @given(schemas(any_columns), seeds, st.integers(1, 3))
-def test_any_schema_that_is_let_in_comes_back(schema: pa.Schema, seed: int, count: int) -> None:
+def test_any_accepted_schema_is_preserved(schema: pa.Schema, seed: int, count: int) -> None:
     rng = random.Random(seed)
     check(schema, [random_batch(schema, rng) for _ in range(count)])
 
 
 @given(key_types, st.lists(st.lists(st.integers(0, 300), max_size=130), min_size=1, max_size=8))
 @quick
-def test_a_vocabulary_that_outgrows_its_keys_opens_another_run(kind: pa.DataType, words: list[list[int]]) -> None:
+def test_a_dictionary_that_outgrows_its_keys_starts_another_run(kind: pa.DataType, words: list[list[int]]) -> None:
     batches = [
         keyed(kind, pa.array([str(w) for w in some], pa.utf8()), [*range(min(len(some), 127)), None]) for some in words
     ]
@@ -96,7 +96,7 @@ def test_a_dictionary_may_fill_its_keys_to_the_last_one(kind: pa.DataType, capac
     assert check_all(first, second, more, first, second) == 3
 
 
-def test_a_dictionary_longer_than_its_keys_can_reach_is_kept_as_it_is() -> None:
+def test_a_dictionary_longer_than_its_key_type_is_not_changed() -> None:
     long = keyed(pa.int8(), [str(i) for i in range(300)], [0, 127, None])
     short = keyed(pa.int8(), ["a"], [0])
     assert check_all(long, short, long, short) == 4
@@ -106,7 +106,7 @@ def test_nulls_in_keys_and_nulls_in_values_both_stay_nulls() -> None:
     check_all(keyed(pa.int8(), ["a", None], [0, 1, None]), keyed(pa.int8(), [None, "b", None], [0, 1, 2, None]))
 
 
-def test_repeated_and_unused_values_do_no_harm() -> None:
+def test_repeated_and_unused_values_are_accepted() -> None:
     check_all(keyed(pa.int8(), ["a", "b", "a", "c"], [2, 0, 1]), keyed(pa.int8(), ["c", "c", "x"], [1, 0]))
 
 
@@ -150,7 +150,7 @@ def test_a_batch_whose_keys_stay_is_not_copied() -> None:
     assert [type(message) for message in run.batches] == [pa.Buffer, bytearray]
 
 
-def test_keys_that_point_nowhere_below_a_null_parent_are_left_alone() -> None:
+def test_invalid_keys_below_a_null_parent_are_ignored() -> None:
     def batch(words: list[str], stray: int) -> pa.RecordBatch:
         keys = pa.Array.from_buffers(pa.int8(), 2, [None, pa.py_buffer(bytes([0, stray]))])
         child = pa.DictionaryArray.from_arrays(keys, pa.array(words), safe=False)
@@ -195,8 +195,8 @@ def test_fields_that_must_not_be_null_and_metadata_are_kept() -> None:
     assert check(schema, [batch(["a", "b", "c"]), batch(["c", "d", "a"])]) == 1
 
 
-def test_many_small_vocabularies_take_work_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dictionary is unified in groups, so no batch makes all that came before be looked at again."""
+def test_many_small_dictionaries_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dictionary is unified in groups, so no batch causes all earlier ones to be processed again."""
     looked_at = 0
     plain = dictionaries.pc.dictionary_encode
 
@@ -227,7 +227,7 @@ class _Unregistered(pa.ExtensionType):
         return cls()
 
 
-def test_an_extension_type_that_nobody_registered_is_let_in() -> None:
+def test_an_unregistered_extension_type_is_accepted() -> None:
     assert check_schema(pa.schema([("e", _Unregistered())])) is False
 
 
@@ -249,12 +249,12 @@ def _deep() -> pa.DataType:
     ],
     ids=["dictionary of dictionary", "nested", "dictionary of extension", "extension within values", "too deep"],
 )
-def test_what_arrow_ipc_cannot_carry_is_refused_before_it_is_kept(kind: pa.DataType) -> None:
+def test_types_that_arrow_ipc_cannot_store_are_refused_at_ingest(kind: pa.DataType) -> None:
     with pytest.raises(InvalidBundleError, match="Arrow IPC"):
         check_schema(pa.schema([("c", kind)]))
 
 
-def test_check_schema_says_whether_there_is_a_dictionary() -> None:
+def test_check_schema_returns_whether_there_is_a_dictionary() -> None:
     words = pa.dictionary(pa.int8(), pa.utf8())
     assert check_schema(pa.schema([])) is False
     assert check_schema(pa.schema([("a", pa.map_(pa.utf8(), pa.list_(pa.int8())))])) is False
@@ -264,8 +264,8 @@ def test_check_schema_says_whether_there_is_a_dictionary() -> None:
 
 @quick
 @given(schemas(dictionary_columns, columns_min=1), seeds, st.integers(0, 7))
-def test_streams_that_lie_at_any_address_of_the_log_come_back(schema: pa.Schema, seed: int, shift: int) -> None:
-    """What the open segment keeps is part of a log entry, and an entry aligns nothing."""
+def test_streams_at_any_alignment_in_the_log_are_read(schema: pa.Schema, seed: int, shift: int) -> None:
+    """The open segment refers to log entries, which have no alignment."""
     rng = random.Random(seed)
     batches = [random_batch(schema, rng) for _ in range(3)]
     moved = []

@@ -1,4 +1,4 @@
-"""What a segment says of itself: without reading its data, and never wrongly."""
+"""The metadata of a segment: available without reading its data, and never wrong."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def path(tmp_path):
     )
 
 
-def test_statistics(path, monkeypatch):
-    """Rows, chunks, columns, what is omitted, times, signals, items; no checksum of the data is needed for it."""
+def test_statistics_need_no_data(path, monkeypatch):
+    """Rows, chunks, columns, omitted parts, times, signals and items, without the checksum of the data."""
     monkeypatch.setattr(reader_module, "check_segment_checksum", lambda _: pytest.fail("reads the whole file"))
     (found,) = quiver.read(path.parents[1]).statistics()
     assert [
@@ -69,12 +69,12 @@ def test_statistics(path, monkeypatch):
     ids=str,
 )
 def test_items_are_known_where_a_row_is_one(rows, items):
-    """Attributes without their records, and whole requests, hide how many there are."""
+    """Attributes without their records, and whole requests, do not show how many there are."""
     assert OTAP.item_count(rows) == items
 
 
 def test_items_of_each_bundle_are_written_in_the_otap_profile(tmp_path):
-    """Where they are known for all; the `spec` profile has no such column, and they are told from the rows."""
+    """Where they are known for all; the `spec` profile has no such column, and they are counted from the rows."""
     known = [Bundle({30: PLAIN, 31: ATTRS}), Bundle({}), Bundle({30: MORE}), Bundle({40: PLAIN, 30: MORE})]
     hidden = [*known, Bundle({60: pa.record_batch({"data": [b""]})})]
     for name, profile, bundles, written_counts, items in (
@@ -87,8 +87,8 @@ def test_items_of_each_bundle_are_written_in_the_otap_profile(tmp_path):
         assert statistics.items() == items
 
 
-def test_a_flipped_bit_in_directory_or_schema_is_no_wrong_schema(path):
-    """Wherever it is, the schema that is told is the right one, or the damage is."""
+def test_a_flipped_bit_in_directory_or_schema_never_gives_a_wrong_schema(path):
+    """For each bit, either the correct schema or the damage is reported."""
     data = path.read_bytes()
     reader = SegmentReader.open(REAL_FILES, str(path))
     right = {stream_id: reader.schema(stream_id) for stream_id in reader.streams}
@@ -107,8 +107,8 @@ def test_a_flipped_bit_in_directory_or_schema_is_no_wrong_schema(path):
         assert told == right, at
 
 
-def test_a_name_that_is_no_text_is_damage(path):
-    """Bytes of a column's name that are not UTF-8 are told as any other damage."""
+def test_a_column_name_that_is_not_utf8_is_damage(path):
+    """It is reported like any other damage."""
     data = path.read_bytes()
     path.unlink()  # a file that is mapped must not be cut
     path.write_bytes(data.replace(b"host", b"h\xffst"))
@@ -120,8 +120,8 @@ def test_a_name_that_is_no_text_is_damage(path):
     assert [damage.path for damage in quiver.read(path.parents[1]).scan(30).problems] == [str(path)]
 
 
-def test_event_times_are_told_to_a_person(path):
-    """Of each stream that has a column of them."""
+def test_event_times_are_described(path):
+    """For each stream with a column of them."""
     rows = STORE_FILES.describe(path.name, memoryview(path.read_bytes())).tables["event times"]
     assert [(row["stream_id"], row["column"], row["event_min_ns"], row["event_max_ns"]) for row in rows] == [
         (0, 1, 100, 300), (2, 1, 50, 50), (3, 1, 100, 300),
@@ -130,7 +130,7 @@ def test_event_times_are_told_to_a_person(path):
 
 @pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
 def test_columns_of_a_batch(tmp_path, compression):
-    """Those that it has of those asked for, in its own order; its rows are counted even without any."""
+    """The existing ones of the requested columns, in the order of the batch; rows are counted even without columns."""
     wide = pa.record_batch({"a": list(range(500)), "b": ["x"] * 500, "c": [1.5] * 500})
     path = written(tmp_path, [Bundle({30: wide}), Bundle({30: wide.slice(0, 3)})], segment_compression=compression)
     reader = SegmentReader.open(REAL_FILES, str(path))
@@ -145,7 +145,7 @@ def test_columns_of_a_batch(tmp_path, compression):
 
 
 def test_chunks_of_chosen_columns_are_not_copied(tmp_path):
-    """They point into the mapping, and stay when file and reader are gone."""
+    """They point into the mapping, and stay valid after file and reader are closed."""
     wide = pa.record_batch({"a": list(range(50_000)), "b": [1.5] * 50_000})
     path = written(tmp_path, [Bundle({30: wide})])
     reader = SegmentReader.open(REAL_FILES, str(path))

@@ -1,4 +1,4 @@
-"""A segment file byte by byte, read by us, by plain Arrow, and written by others."""
+"""Segment files byte by byte, read by our reader and by plain Arrow, and written by others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bare_bundle(number: int) -> dict[int, pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_what_went_in_comes_out(tmp_path: Path, profile: Profile) -> None:
+def test_a_segment_returns_its_bundles(tmp_path: Path, profile: Profile) -> None:
     bundles = sample_bundles(12)
     info = write(REAL_FILES, str(tmp_path), bundles, profile=profile)
     reader = SegmentReader.open(REAL_FILES, info.path)
@@ -54,7 +54,7 @@ def test_what_went_in_comes_out(tmp_path: Path, profile: Profile) -> None:
     assert [reader.ingested_at_ns(index) for index in range(12)] == list(range(1_000, 1_012))
 
 
-def test_the_bytes_lie_where_the_format_says(tmp_path: Path) -> None:
+def test_the_layout_matches_the_format(tmp_path: Path) -> None:
     info = write(REAL_FILES, str(tmp_path), sample_bundles(12))
     data = Path(info.path).read_bytes()
     footer_size, magic, crc = struct.unpack("<I8sI", data[-16:])
@@ -100,7 +100,7 @@ def test_every_stream_is_an_arrow_file_for_any_reader(tmp_path: Path) -> None:
     assert seen == sum(map(len, bundles))
 
 
-def test_a_vocabulary_too_large_for_its_keys_takes_several_streams_of_one_slot(tmp_path: Path) -> None:
+def test_a_dictionary_too_large_for_its_keys_needs_several_streams(tmp_path: Path) -> None:
     def bundle(number: int) -> dict[int, pa.RecordBatch]:
         key = pa.array([f"{number}-{i}" for i in range(100)]).dictionary_encode().cast(ATTRIBUTES.field("key").type)
         return {31: pa.record_batch([key, pa.nulls(100, ATTRIBUTES.field("values").type)], schema=ATTRIBUTES)}
@@ -116,7 +116,7 @@ def test_a_vocabulary_too_large_for_its_keys_takes_several_streams_of_one_slot(t
     assert len({s.fingerprint for s in reader.streams.values() if s.slot == 31}) == 1
 
 
-def test_one_fingerprint_for_two_schemas_makes_two_streams(tmp_path: Path) -> None:
+def test_two_schemas_with_one_fingerprint_make_two_streams(tmp_path: Path) -> None:
     one = pa.record_batch([pa.array([1])], schema=pa.schema([pa.field("a", pa.int64(), nullable=False)]))
     other = pa.record_batch([pa.array([2])], schema=pa.schema([pa.field("a", pa.int64(), nullable=True)]))
     bundles = [{30: one}, {30: other}, {30: one}]
@@ -141,7 +141,7 @@ def test_counts_of_an_open_segment() -> None:
     assert full.is_full
 
 
-def test_a_message_goes_from_log_to_file_without_being_made_again(tmp_path: Path) -> None:
+def test_a_message_is_copied_from_log_to_file_without_encoding(tmp_path: Path) -> None:
     known = stream_schema(LOGS)
     batch = pa.record_batch([pa.array([1, 2]), pa.array(["a", None])], schema=LOGS)
     message = batch.serialize()
@@ -164,7 +164,7 @@ def test_a_segment_can_be_written_twice_to_the_same_bytes(tmp_path: Path) -> Non
     assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
 
 
-def test_pieces_larger_than_the_gathering_are_written_too(tmp_path: Path) -> None:
+def test_parts_larger_than_the_write_buffer_are_written(tmp_path: Path) -> None:
     large = pa.record_batch([pa.array(range(700_000)), pa.nulls(700_000, pa.utf8())], schema=LOGS)
     bundles = [bare_bundle(0), {30: large}, *[{30: large.slice(0, 40_000)}] * 9, bare_bundle(1)]
     info = write(REAL_FILES, str(tmp_path), bundles)
@@ -180,7 +180,7 @@ def test_a_segment_of_bundles_without_slots(tmp_path: Path) -> None:
     assert dict(reader.streams) == {}
 
 
-def test_only_the_slots_asked_for_are_read(tmp_path: Path) -> None:
+def test_only_requested_slots_are_read(tmp_path: Path) -> None:
     bundles = sample_bundles(6)
     reader = SegmentReader.open(REAL_FILES, write(REAL_FILES, str(tmp_path), bundles).path)
     assert list(reader.bundle(3, slots={30, 99})) == [30]
@@ -232,7 +232,7 @@ def test_several_threads_share_a_reader(tmp_path: Path) -> None:
 
 
 def _foreign_segment(*, version: int = 1) -> bytes:
-    """Two streams and two bundles, put together with nothing but Arrow's own writer."""
+    """Two streams and two bundles, written only with Arrow's own writer."""
 
     def ipc(batch: pa.RecordBatch, *more: pa.RecordBatch) -> bytes:
         sink = io.BytesIO()
@@ -276,7 +276,7 @@ def _foreign_segment(*, version: int = 1) -> bytes:
     return data + struct.pack("<I", zlib.crc32(data))
 
 
-def test_a_segment_that_another_engine_wrote(tmp_path: Path) -> None:
+def test_a_segment_of_another_engine_is_read(tmp_path: Path) -> None:
     path = tmp_path / "0000000000000042.qseg"
     path.write_bytes(_foreign_segment())
     reader = SegmentReader.open(REAL_FILES, str(path))
@@ -290,7 +290,7 @@ def test_a_segment_that_another_engine_wrote(tmp_path: Path) -> None:
     assert reader.bundle(1) == bare_bundle(1)
 
 
-def test_a_newer_version_is_not_called_damaged(tmp_path: Path) -> None:
+def test_a_newer_version_is_not_reported_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "0000000000000042.qseg"
     path.write_bytes(_foreign_segment(version=2))
     with pytest.raises(UnsupportedFormatError, match="version 2"):

@@ -17,7 +17,7 @@ ROOT = "/store"
 
 
 class Observed(InMemoryObserver):
-    """Keeps events, too."""
+    """Also records events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Observed(InMemoryObserver):
 
 
 class Registry(SubscriberCalls):
-    """What a store offers about its subscribers, and what it calls itself, without the store."""
+    """The parts of a store that its subscribers use, without the store."""
 
     def __init__(self, subscribers):
         self._subscribers = subscribers
@@ -43,7 +43,7 @@ class Registry(SubscriberCalls):
 
 
 class Bench:
-    """The store's side of its subscribers. *options* are those of `Subscribers`."""
+    """The store's part of its subscribers. *options* are those of `Subscribers`."""
 
     def __init__(self, disk=None, *, waits="skip", segments=(), next_seq=0, **options):
         self.disk = disk or CrashFileSystem()
@@ -76,7 +76,7 @@ class Bench:
         self.registry.sealed(SegmentRef(seq, count))
 
     def refs(self, subscriber):
-        """Take everything that is pending and keep the claims."""
+        """Claim everything that is pending."""
         handles = []
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             handles.append(handle)
@@ -104,7 +104,7 @@ def dropped(seq, count, reason="size"):
 
 
 def crash_states(disk, work, *, seeds=6):
-    """Every disk that a power cut at any step of *work* can leave, with how far the work was: the number of steps."""
+    """Yield every disk that a power loss at any step of *work* can leave, with the number of steps."""
     states = []
     disk.on_step = lambda op, path: states.extend(disk.clone_after_crash(seed) for seed in range(seeds))
     try:

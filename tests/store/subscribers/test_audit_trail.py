@@ -1,4 +1,4 @@
-"""What became of each bundle: on disk before the progress that it is part of, bounded, and never in anybody's way."""
+"""The outcome of each bundle in the audit trail: written before the progress that contains it, and bounded."""
 
 import errno
 
@@ -23,7 +23,7 @@ def _said(disk):
     return [(one.subscriber, one.segment, one.bundles, one.outcome, one.why) for one in read_audit(disk, ROOT)]
 
 
-def test_it_is_off_unless_asked_for():
+def test_the_trail_is_off_by_default():
     bench = Bench()
     bench.seal(0, 1)
     bench.ack_all(bench.registry.register("a", "earliest"))
@@ -33,8 +33,8 @@ def test_it_is_off_unless_asked_for():
 
 
 @pytest.mark.parametrize("why", [ValueError("no such column"), 5, None, b"bytes"])
-def test_a_reason_that_is_no_text_is_refused_at_once(why):
-    """Nothing is decided, and the thread that writes the trail later does not fail over it."""
+def test_a_reason_that_is_not_text_is_refused_at_once(why):
+    """Nothing is resolved, and the later write of the trail does not fail."""
     bench = Bench(audit_bytes_max=100_000)
     subscriber = bench.registry.register("a", "earliest")
     bench.seal(0, 1)
@@ -47,7 +47,7 @@ def test_a_reason_that_is_no_text_is_refused_at_once(why):
     assert _said(bench.disk) == [("a", 0, ((0, 0),), "rejected", "no such column")]
 
 
-def test_every_outcome_is_there_with_time_and_reason():
+def test_every_outcome_has_a_line_with_time_and_reason():
     bench = Bench(audit_bytes_max=100_000)
     bench.registry.register("b", "earliest")
     subscriber = bench.registry.register("a", "earliest")
@@ -78,7 +78,7 @@ def test_every_outcome_is_there_with_time_and_reason():
 
 
 def test_nothing_is_written_when_a_bundle_is_acknowledged():
-    """The disk is asked when progress is written, and not before."""
+    """The trail is written together with progress."""
     bench = Bench(audit_bytes_max=100_000)
     subscriber = bench.registry.register("a", "earliest")
     bench.seal(0, 3)
@@ -92,7 +92,7 @@ def test_nothing_is_written_when_a_bundle_is_acknowledged():
     assert len(_said(bench.disk)) == 3
 
 
-def test_whatever_progress_says_is_in_the_trail_after_a_power_cut():
+def test_after_a_power_loss_the_trail_covers_the_progress():
     bench = Bench(audit_bytes_max=4_096)
     subscriber = bench.registry.register("a", "earliest")
     bench.seal(0, 40)
@@ -119,7 +119,7 @@ def test_whatever_progress_says_is_in_the_trail_after_a_power_cut():
             assert _said(state)[-1] == ("a", 0, ((39, 39),), "acked", "")
 
 
-def test_a_torn_line_harms_no_other():
+def test_a_torn_line_does_not_affect_other_lines():
     bench = Bench(audit_bytes_max=10_000)
     subscriber = bench.registry.register("a", "earliest")
     bench.seal(0, 2)
@@ -134,8 +134,8 @@ def test_a_torn_line_harms_no_other():
 
 
 @pytest.mark.parametrize("bytes_max", [4_096, 20_001])
-def test_both_files_together_never_take_more_than_allowed(bytes_max):
-    """The oldest lines go, and the newest are always there."""
+def test_both_files_together_stay_within_their_limit(bytes_max):
+    """The oldest lines are deleted, and the newest are always there."""
     bench = Bench(audit_bytes_max=bytes_max)
     subscriber = bench.registry.register("a", "earliest")
     for seq in range(60):
@@ -173,7 +173,7 @@ def test_many_ranges_become_several_lines():
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "sync_dir"])
-def test_a_disk_that_refuses_costs_lines_and_nothing_else(operation):
+def test_a_disk_error_loses_only_lines_of_the_trail(operation):
     """Progress is written, the loss is counted, and the next lines are kept."""
     disk = CrashFileSystem()
     faulty = FaultFileSystem(disk, error=errno.ENOSPC)
@@ -190,7 +190,7 @@ def test_a_disk_that_refuses_costs_lines_and_nothing_else(operation):
     assert _said(disk)[-1] == ("a", 0, ((1, 1),), "acked", "")
 
 
-def test_what_nobody_writes_does_not_grow_without_end(monkeypatch):
+def test_unwritten_lines_are_bounded(monkeypatch):
     monkeypatch.setattr(audit_trail, "_NOTED_MAX", 10)
     bench = Bench(audit_bytes_max=10_000)
     subscriber = bench.registry.register("a", "earliest")

@@ -1,4 +1,4 @@
-"""Many bundles at once: what comes, what is kept, and what is refused are those of one by one."""
+"""Batches of bundles behave like bundles that are delivered one by one."""
 
 import threading
 
@@ -32,7 +32,7 @@ def _bench(*counts, order="oldest", **options):
     return bench, subscriber
 
 
-def test_as_many_as_there_are_and_no_more():
+def test_a_batch_has_at_most_the_requested_number_of_bundles():
     _, subscriber = _bench(2, 3)
     held = subscriber.next_bundles(4, timeout=0)
     assert names(held) == ["0:0", "0:1", "1:0", "1:1"]
@@ -42,7 +42,7 @@ def test_as_many_as_there_are_and_no_more():
     assert subscriber.lag().pending_bundles == 5
 
 
-def test_nothing_is_read_before_it_is_looked_at():
+def test_a_bundle_of_a_batch_is_read_on_first_access():
     bench, subscriber = _bench(5)
     handles = subscriber.next_bundles(5, timeout=0)
     assert bench.reads == []
@@ -50,12 +50,12 @@ def test_nothing_is_read_before_it_is_looked_at():
     assert bench.reads == [BundleRef(0, 3)]
 
 
-def test_newest_comes_newest_first_with_its_backfill():
+def test_a_newest_first_batch_includes_the_backfill():
     _, subscriber = _bench(8, order="newest")
     assert names(subscriber.next_bundles(6, timeout=0)) == ["0:7", "0:6", "0:5", "0:0", "0:4", "0:3"]
 
 
-def test_what_cannot_be_read_comes_last_also_here():
+def test_unreadable_bundles_are_last_in_batches():
     bench, subscriber = _bench(3)
     bench.unreadable.add(BundleRef(0, 0))
     first, second, third = subscriber.next_bundles(3, timeout=0)
@@ -66,7 +66,7 @@ def test_what_cannot_be_read_comes_last_also_here():
     assert third.outcome is None
 
 
-def test_it_waits_until_there_is_one_and_not_for_the_rest():
+def test_a_batch_waits_for_one_bundle_only():
     bench = Bench(waits="hold")
     subscriber = bench.registry.register("a", "earliest")
     found = []
@@ -78,7 +78,7 @@ def test_it_waits_until_there_is_one_and_not_for_the_rest():
     assert names(found) == ["0:0", "0:1"]
 
 
-def test_acknowledged_at_once_counted_once_and_durable_with_the_next_flush():
+def test_an_acknowledged_batch_is_counted_once_and_durable_after_the_next_write():
     bench, subscriber = _bench(4, audit_bytes_max=100_000)
     handles = subscriber.next_bundles(4, timeout=0)
     subscriber.ack_all(handles[:3])
@@ -91,7 +91,7 @@ def test_acknowledged_at_once_counted_once_and_durable_with_the_next_flush():
     assert names(again.refs(again.registry.register("a"))) == ["0:3"]
 
 
-def test_one_that_was_decided_otherwise_is_refused_and_the_others_are_not():
+def test_ack_all_refuses_only_bundles_with_another_outcome():
     bench, subscriber = _bench(4)
     handles = subscriber.next_bundles(4, timeout=0)
     handles[1].reject()
@@ -114,14 +114,14 @@ def test_handles_of_another_subscriber_are_refused():
     assert names(held) == ["0:0"]
 
 
-def test_dropped_handles_come_again():
+def test_bundles_of_released_handles_are_delivered_again():
     _, subscriber = _bench(3)
     kept = subscriber.next_bundles(3, timeout=0)[1]
     assert names(subscriber.next_bundles(3, timeout=0)) == ["0:0", "0:2"]
     assert kept.outcome is None
 
 
-def test_wrong_use_and_the_end():
+def test_invalid_arguments_and_a_closed_store_are_refused():
     bench, subscriber = _bench(2)
     with pytest.raises(UsageError):
         subscriber.next_bundles(0)
@@ -140,7 +140,7 @@ def test_wrong_use_and_the_end():
 
 
 def _bundles(count):
-    """Several slots, dictionaries, empty batches, a schema that changes: each in a stream of its own."""
+    """Several slots, dictionaries, empty batches and a changed schema, each in its own stream."""
     made = []
     for number in range(count):
         rows = number % 3
@@ -153,13 +153,13 @@ def _bundles(count):
 
 
 def _values(bundle):
-    """Dictionaries of one stream are shared, so a batch's own may have more words than it had."""
+    """Dictionaries of one stream are unified, so that of a batch may have more words than before."""
     return {slot: (bundle[slot].schema, bundle[slot].num_rows, bundle[slot].to_pylist()) for slot in bundle}
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
-def test_in_order_or_not_the_same_values_come(compression):
-    """Reading on from one bundle to the next takes another way than looking one up: both give what went in."""
+def test_reading_in_any_order_returns_the_same_values(compression):
+    """Sequential reading uses another code path than reading one bundle: both return the ingested values."""
     disk, clock = CrashFileSystem(), ManualClock()
     settings = Settings(segment_compression=compression)
     with open_store(ROOT, settings, fs=disk, clock=clock, background=False) as store:
@@ -178,7 +178,7 @@ def test_in_order_or_not_the_same_values_come(compression):
         assert [_values(handle.bundle) for handle in again] == [_values(bundle) for bundle in bundles]
 
 
-def test_what_was_read_in_order_stays_valid_when_the_reader_is_closed():
+def test_batches_of_sequential_reading_outlive_the_reader():
     disk, clock = CrashFileSystem(), ManualClock()
     bundles = _bundles(9)
     with open_store(ROOT, Settings(), fs=disk, clock=clock, background=False) as store:

@@ -1,4 +1,4 @@
-"""A callback is called when there is something to take: outside all locks, in its own thread. No test sleeps."""
+"""A callback is called when bundles are available: without any lock held, in its own thread. No test sleeps."""
 
 import queue
 import threading
@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 
 
 class Called:
-    """A callback that takes what there is, and the test's view of it."""
+    """A callback that claims the available bundles, and what the test sees of it."""
 
     def __init__(self, bench, subscriber, *, keep=False):
         self.bench = bench
@@ -23,7 +23,7 @@ class Called:
         self.handles = queue.SimpleQueue()
 
     def __call__(self):
-        # The registry's locks are free, or these would wait for ever.
+        # The registry's locks are free, or these calls would wait forever.
         self.bench.registry.save()
         for handle in self.bench.refs(self.subscriber):
             if not self.keep:
@@ -39,7 +39,7 @@ def _bench():
     return bench, bench.registry.register("a", "earliest")
 
 
-def test_it_is_called_for_what_is_there_and_for_each_new_segment():
+def test_a_callback_is_called_for_the_backlog_and_each_new_segment():
     bench, subscriber = _bench()
     bench.seal(0, 2)
     called = Called(bench, subscriber)
@@ -50,7 +50,7 @@ def test_it_is_called_for_what_is_there_and_for_each_new_segment():
     stop()
 
 
-def test_it_is_called_when_the_time_of_a_deferral_has_come():
+def test_a_callback_is_called_when_a_deferral_ends():
     bench, subscriber = _bench()
     bench.seal(0, 1)
     subscriber.next_bundle(timeout=0).defer(0.5)
@@ -66,7 +66,7 @@ def test_it_is_called_when_the_time_of_a_deferral_has_come():
 
 
 @pytest.mark.parametrize("how", ["defer", "leave", "rewind", "collect"])
-def test_it_is_called_when_a_bundle_comes_back(how):
+def test_a_callback_is_called_for_a_returned_bundle(how):
     bench, subscriber = _bench()
     bench.seal(0, 1)
     handles = [subscriber.next_bundle(timeout=0)]
@@ -88,8 +88,8 @@ def test_it_is_called_when_a_bundle_comes_back(how):
     stop()
 
 
-def test_it_is_not_called_again_for_what_it_left_lying():
-    """Only for news: one that takes nothing is not called in a loop."""
+def test_a_callback_is_not_called_again_for_bundles_it_did_not_claim():
+    """Only new bundles cause a call: a callback that claims nothing is not called in a loop."""
     bench, subscriber = _bench()
     bench.seal(0, 1)
     calls = queue.SimpleQueue()
@@ -103,7 +103,7 @@ def test_it_is_not_called_again_for_what_it_left_lying():
 
 
 def _started(subscriber, callback):
-    """Threads of earlier tests may still be ending: the new one is ours."""
+    """Threads of earlier tests may still be running: the new one is ours."""
     before = set(threading.enumerate())
     stop = subscriber.on_bundle(callback)
     (thread,) = set(threading.enumerate()) - before
@@ -111,7 +111,7 @@ def _started(subscriber, callback):
 
 
 @pytest.mark.parametrize("end", ["stop", "unregister", "close"])
-def test_it_ends_with_stop_with_the_subscriber_and_with_the_store(end):
+def test_a_callback_ends_with_stop_the_subscriber_or_the_store(end):
     bench, subscriber = _bench()
     called = Called(bench, subscriber)
     stop, thread = _started(subscriber, called)
@@ -124,7 +124,7 @@ def test_it_ends_with_stop_with_the_subscriber_and_with_the_store(end):
             subscriber.on_bundle(called)
 
 
-def test_one_that_raises_is_not_called_again_and_harms_no_other(monkeypatch):
+def test_a_callback_that_raises_is_stopped_and_others_continue(monkeypatch):
     raised = queue.SimpleQueue()
     monkeypatch.setattr(threading, "excepthook", lambda args: raised.put(args.exc_value))
     bench, subscriber = _bench()
@@ -146,7 +146,7 @@ def test_one_that_raises_is_not_called_again_and_harms_no_other(monkeypatch):
     stop()
 
 
-def test_it_takes_ownership_as_the_first_bundle_does():
+def test_a_callback_takes_ownership_like_the_first_delivery():
     bench, subscriber = _bench()
     with SubscriberFile(bench.disk, ROOT, "a"), pytest.raises(DirectoryInUseError):
         subscriber.on_bundle(print)
@@ -155,7 +155,7 @@ def test_it_takes_ownership_as_the_first_bundle_does():
         subscriber.on_bundle(print)
 
 
-def test_it_rests_while_another_process_works_and_goes_on_afterwards():
+def test_a_callback_pauses_while_another_process_owns_the_subscriber():
     bench, subscriber = _bench()
     called = Called(bench, subscriber)
     stop = subscriber.on_bundle(called)

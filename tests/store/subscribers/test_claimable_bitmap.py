@@ -1,4 +1,4 @@
-"""The set of what may go out does what a set does, over the edges of its words too."""
+"""The bitmap of claimable bundles behaves like a set, also across word boundaries."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ STEP = st.tuples(st.sampled_from(["add", "discard", "first", "some", "last"]), I
 
 
 @given(st.sets(INDEX), st.lists(STEP, max_size=60))
-def test_it_is_a_set(at_first, steps):
+def test_the_bitmap_behaves_like_a_set(at_first, steps):
     free, model = ClaimableBitmap(sum(1 << index for index in at_first)), set(at_first)
     for what, number in steps:
         if what == "add":

@@ -1,4 +1,4 @@
-"""The order in which bundles go out, held against a model that sorts everything each time."""
+"""The order of delivery, compared with a model that sorts all bundles each time."""
 
 import pytest
 from hypothesis import settings
@@ -12,10 +12,7 @@ from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
 
 class _DeliveryMachine(RuleBasedStateMachine):
-    """
-    Take, claim, resolve, release, defer, fail to read, seal, delete, drop, rewind, in any order
-    that is asked for.
-    """
+    """Claim, resolve, release, defer, fail to read, seal, delete, drop and rewind, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +102,7 @@ class _DeliveryMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 7))
     def take_many(self, count: int) -> None:
-        """At once comes what would come one by one."""
+        """A batch has the bundles that single deliveries would have."""
         expected = [self._take_of_the_model() for _ in range(count)]
         assert self.queue.take_many(self.now, count) == [ref for ref in expected if ref is not None]
 
@@ -175,7 +172,7 @@ class _DeliveryMachine(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from(list(self.segments))).seq
         self.segments.discard(seq)
         self.queue.removed([seq])
-        # Nobody asks for these again: numbers are never given out twice.
+        # These are not claimed again: numbers are never reused.
         self.unreadable = [ref for ref in self.unreadable if ref.segment != seq]
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 10.0]))
@@ -201,7 +198,7 @@ def _queue(*counts: int) -> tuple[DeliveryQueue, SubscriberState]:
     return DeliveryQueue(state, segments), state
 
 
-def test_a_deferred_bundle_does_not_hold_up_newer_ones():
+def test_a_deferred_bundle_does_not_delay_newer_ones():
     queue, _ = _queue(3)
     first = queue.take(0.0)
     assert first == BundleRef(0, 0)
@@ -212,8 +209,8 @@ def test_a_deferred_bundle_does_not_hold_up_newer_ones():
     assert queue.take(10.0) == BundleRef(0, 2)
 
 
-def test_deferring_without_end_does_not_grow_without_end():
-    """A consumer that claims by name and defers again and again leaves no trail behind."""
+def test_endless_deferrals_use_bounded_memory():
+    """A consumer that repeatedly claims by reference and defers leaves no state."""
     queue, _ = _queue(2)
     head = queue.take(0.0)
     assert head is not None
@@ -225,8 +222,8 @@ def test_deferring_without_end_does_not_grow_without_end():
     assert len(queue._due) < 200
 
 
-def test_taking_does_not_look_at_every_bundle_each_time():
-    """With 20,000 claims open, what is resolved is looked up once a segment, not once a bundle."""
+def test_a_delivery_does_not_inspect_every_bundle():
+    """With 20,000 open claims, the resolved bundles are looked up once per segment, not once per bundle."""
     looked = 0
 
     class Counting(SubscriberState):
@@ -246,29 +243,29 @@ def test_taking_does_not_look_at_every_bundle_each_time():
         assert looked == 2
 
 
-def test_the_newest_first_and_every_fourth_from_the_old_end():
-    """So that a backlog goes on even when new bundles come faster than they are taken."""
+def test_newest_first_delivers_every_fourth_bundle_from_the_oldest():
+    """So that a backlog shrinks even if new bundles arrive faster than they are processed."""
     queue, _ = _queue(3, 3, 3)
     queue.order = "newest"
     order = [queue.take(0.0) for _ in range(9)]
     assert [str(ref) for ref in order] == ["2:2", "2:1", "2:0", "0:0", "1:2", "1:1", "1:0", "0:1", "0:2"]
 
 
-def test_round_robin_takes_one_of_each_segment_in_turn():
+def test_round_robin_delivers_one_bundle_of_each_segment_in_turn():
     queue, _ = _queue(3, 1, 2)
     queue.order = "round_robin"
     order = [queue.take(0.0) for _ in range(6)]
     assert [str(ref) for ref in order] == ["0:0", "1:0", "2:0", "0:1", "2:1", "0:2"]
 
 
-def test_an_order_that_there_is_not_is_refused_with_those_there_are():
+def test_an_unknown_order_is_refused_with_a_list_of_the_known_ones():
     with pytest.raises(UsageError, match="'fifo' is not one of oldest, newest, round_robin"):
         check_order("fifo")
     assert check_order("newest") == "newest"
 
 
-def test_a_bundle_that_is_given_back_after_it_was_dropped_stays_away():
-    """Claimed or deferred when policy dropped its segment, or when the segment went."""
+def test_a_dropped_bundle_is_not_delivered_after_its_return():
+    """It was claimed or deferred when policy dropped its segment, or when the segment was deleted."""
     queue, state = _queue(2, 1)
     claimed, deferred = queue.take(0.0), queue.take(0.0)
     queue.release(deferred, due_s=5.0)

@@ -1,4 +1,4 @@
-"""What policy gave up is resolved for everybody, once counted, durable before anything of it goes."""
+"""Dropped bundles are resolved for every subscriber, counted once, and recorded durably before any file is deleted."""
 
 import pytest
 from registry_rig import ROOT, Bench, crash_states, dropped, names
@@ -14,7 +14,7 @@ COUNTED = "quiver.subscriber.dropped_bundles_total"
 
 
 def _three(bench):
-    """One that works here and has acked a bundle, one that is only registered, one of another process."""
+    """One subscriber that runs here and acked a bundle, one that is only registered, and one of another process."""
     here = bench.registry.register("here", "earliest")
     bench.registry.register("idle", "earliest")
     create_if_missing(bench.disk, ROOT, "query", start="earliest", segments=Segments(), profile="spec")
@@ -27,7 +27,7 @@ def _three(bench):
     return here, elsewhere
 
 
-def test_everybody_in_reach_has_it_resolved_durably_and_counted():
+def test_a_drop_is_resolved_durably_and_counted_for_each_local_subscriber():
     bench = Bench()
     here, _ = _three(bench)
     assert bench.registry.drops.apply([dropped(0, 3)]) == {"here": 2, "idle": 3}
@@ -42,7 +42,7 @@ def test_everybody_in_reach_has_it_resolved_durably_and_counted():
     assert names(bench.refs(here)) == ["1:0", "1:1"]
 
 
-def test_once_more_changes_and_counts_nothing():
+def test_a_repeated_drop_changes_and_counts_nothing():
     bench = Bench()
     _three(bench)
     bench.registry.drops.apply([dropped(0, 3)])
@@ -53,7 +53,7 @@ def test_once_more_changes_and_counts_nothing():
     assert bench.observer.total(COUNTED) == 5
 
 
-def test_it_is_settled_when_the_other_process_has_taken_note():
+def test_a_drop_is_settled_once_the_other_process_has_applied_it():
     bench = Bench()
     _, elsewhere = _three(bench)
     entry = dropped(0, 3)
@@ -70,8 +70,8 @@ def test_it_is_settled_when_the_other_process_has_taken_note():
     assert load_progress(bench.disk, ROOT, "query") == Progress(1, {})
 
 
-def test_it_is_done_for_a_process_that_ended_without_taking_note():
-    """While the ledger has the entry, each pass folds it again."""
+def test_a_drop_is_applied_for_a_process_that_ended():
+    """While the ledger has the entry, each maintenance pass applies it again."""
     bench = Bench()
     _, elsewhere = _three(bench)
     entry = dropped(0, 3)
@@ -83,7 +83,7 @@ def test_it_is_done_for_a_process_that_ended_without_taking_note():
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_without_subscribers_or_with_those_that_came_later_it_is_settled_at_once(profile):
+def test_a_drop_without_earlier_subscribers_is_settled_at_once(profile):
     bench = Bench(profile=profile)
     bench.seal(0, 3)
     assert bench.registry.drops.apply([dropped(0, 3)]) == {}
@@ -94,8 +94,8 @@ def test_without_subscribers_or_with_those_that_came_later_it_is_settled_at_once
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_a_segment_that_is_gone_already_can_be_folded(profile):
-    """After a crash between the deletion and the end: nobody owns anything, and the file is not there."""
+def test_a_drop_of_a_deleted_segment_can_be_applied(profile):
+    """After a crash between the deletion and the end: no process has claims, and the file does not exist."""
     bench = Bench(profile=profile)
     bench.registry.register("a", "earliest")
     bench.registry.close()
@@ -109,8 +109,8 @@ def test_a_segment_that_is_gone_already_can_be_folded(profile):
 @pytest.mark.parametrize("profile", ["spec", "otap"])
 def test_a_loss_is_not_counted_again_after_a_restart(profile):
     """
-    The ledger keeps its entry while a query elsewhere has not looked. Under `otap` a progress that has all done says
-    nothing but 0: were it to forget the dropped segment, each restart would count its bundles once more.
+    The ledger keeps its entry until a query in another process has read it. With `otap`, complete progress is only a 0:
+    if it forgot the dropped segment, each restart would count its bundles again.
     """
     bench = Bench(profile=profile)
     here, _ = _three(bench)
@@ -128,8 +128,8 @@ def test_a_loss_is_not_counted_again_after_a_restart(profile):
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_what_the_ledger_forgot_leaves_the_progress(profile):
-    """It would grow with every drop."""
+def test_progress_forgets_drops_that_left_the_ledger(profile):
+    """Otherwise it would grow with every drop."""
     bench = Bench(profile=profile)
     here = bench.registry.register("here", "earliest")
     for seq in range(2):
@@ -145,8 +145,8 @@ def test_what_the_ledger_forgot_leaves_the_progress(profile):
     assert load_progress(bench.disk, ROOT, "here").entries == {}
 
 
-def test_several_at_once_and_out_of_order():
-    """A later segment may go before an older one; nothing between them is skipped."""
+def test_several_segments_are_dropped_in_any_order():
+    """A later segment may be dropped before an older one; none between them is skipped."""
     bench = Bench()
     subscriber = bench.registry.register("a")
     for seq in range(4):
@@ -158,8 +158,8 @@ def test_several_at_once_and_out_of_order():
     assert bench.registry.complete_segments() == []
 
 
-def test_a_handle_of_a_dropped_bundle_can_still_be_settled():
-    """It counts as dropped, and as nothing else; given back it stays away."""
+def test_a_handle_of_a_dropped_bundle_can_still_be_resolved():
+    """It counts only as dropped; if it is returned, it is not delivered again."""
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 3)
@@ -174,8 +174,8 @@ def test_a_handle_of_a_dropped_bundle_can_still_be_settled():
     assert bench.registry.claimed_segments() == set()
 
 
-def test_a_rewind_does_not_bring_back_what_was_dropped():
-    """Whether its file is gone or not yet."""
+def test_a_rewind_does_not_return_dropped_bundles():
+    """Before and after its file is deleted."""
     bench = Bench()
     subscriber = bench.registry.register("a")
     for seq in range(3):
@@ -189,8 +189,8 @@ def test_a_rewind_does_not_bring_back_what_was_dropped():
     assert bench.observer.total(COUNTED) == 0
 
 
-def test_a_disk_that_refuses_is_said_and_the_next_call_goes_on():
-    """Counted once all the same."""
+def test_a_disk_error_is_reported_and_the_next_call_continues():
+    """The drop is still counted once."""
     disk = CrashFileSystem()
     faulty = FaultFileSystem(disk)
     bench = Bench(faulty)
@@ -205,8 +205,8 @@ def test_a_disk_that_refuses_is_said_and_the_next_call_goes_on():
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_a_file_that_was_replaced_though_the_disk_refused_is_counted(profile):
-    """The new name is there, only its durability is in doubt: whoever reads it again finds nothing left to count."""
+def test_a_drop_in_a_replaced_but_unsynced_file_is_counted(profile):
+    """The new file exists, only its durability is uncertain: after the next read nothing is left to count."""
     bench = Bench(profile=profile)
     bench.registry.register("idle", "earliest")
     bench.seal(0, 3)
@@ -220,8 +220,8 @@ def test_a_file_that_was_replaced_though_the_disk_refused_is_counted(profile):
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_a_crash_at_any_step_leaves_nobody_with_a_gap(profile):
-    """Fold, delete, forget; cut the power anywhere; open, fold what the ledger says, and all that exists comes."""
+def test_a_crash_at_any_step_leaves_no_gap_in_progress(profile):
+    """Apply, delete, forget; lose power at any step; open, apply the ledger, and every existing bundle is delivered."""
     bench = Bench(profile=profile)
     bench.registry.register("b", "earliest")
     subscriber = bench.registry.register("a", "earliest")
@@ -247,8 +247,8 @@ def test_a_crash_at_any_step_leaves_nobody_with_a_gap(profile):
             assert names(again.refs(again.registry.register("b"))) == ["1:0", "1:1"]
 
 
-def test_an_entry_for_another_count_counts_for_nothing():
-    """The ledger knows how many bundles there were."""
+def test_progress_with_another_bundle_count_is_ignored():
+    """The ledger has the number of bundles."""
     bench = Bench()
     bench.registry.register("a", "earliest")
     progress = Progress(0, {0: SegmentProgress(2, 0b01)})

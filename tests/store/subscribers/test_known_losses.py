@@ -1,4 +1,4 @@
-"""Losses that were provoked on another engine with the same formats, each once more on the whole store."""
+"""Losses that were reproduced on another engine with the same formats, each tested on a complete store."""
 
 import pyarrow as pa
 import pytest
@@ -33,12 +33,11 @@ def _take_all(subscriber):
 
 @pytest.mark.parametrize("end", ["close", "kill", "power cut"])
 @pytest.mark.parametrize(("profile", "keeps_floor"), [("spec", True), ("spec", False), ("otap", True)])
-def test_stale_progress_after_a_restart(profile, end, keeps_floor):
+def test_stale_progress_does_not_cover_new_segments(profile, end, keeps_floor):
     """
-    Everything is delivered and deleted, and the store is opened again: what is ingested then is delivered, too.
-
-    Nothing may give an old number to a new segment: not an empty directory, and not even one whose floor file was lost
-    as well (in the `otap` profile progress names only segments that exist, so there the floor is needed).
+    Everything is delivered and deleted, and the store is opened again: bundles that are ingested then are delivered. No
+    new segment gets an old number, even in an empty directory, and even if the floor file was lost (in the `otap`
+    profile progress only names existing segments, so there the floor is needed).
     """
     disk = CrashFileSystem()
     store = _open(disk, profile)

@@ -1,7 +1,4 @@
-"""
-A sealed segment that somebody removed by hand is noticed, where that can be known; where it cannot, nobody is
-alarmed.
-"""
+"""A sealed segment that was removed manually is detected if that is certain; otherwise there is no report."""
 
 import shutil
 
@@ -35,7 +32,7 @@ def take(subscriber, count):
 
 @pytest.fixture
 def begun(tmp_path):
-    """A store of three segments of four bundles; of the first, `slow` had one."""
+    """A store of three segments with four bundles each; `slow` resolved one of the first segment."""
     root = tmp_path / "store"
     with quiver.open(root, SETTINGS, background=False) as store:
         slow = store.register("slow", start="earliest")
@@ -52,8 +49,8 @@ def damaged(root):
     return [finding.path for finding in check_store(REAL_FILES, str(root)).findings if finding.damaged]
 
 
-def test_it_is_reported_and_counted(begun):
-    """`verify` names the file and who waits for it, and opening counts the bundles."""
+def test_a_missing_segment_is_reported_and_counted(begun):
+    """`verify` names the file and its subscribers, and opening counts the bundles."""
     segment(begun, 0).unlink()
     (finding,) = [one for one in check_store(REAL_FILES, str(begun)).findings if one.damaged]
     assert finding.path == str(segment(begun, 0))
@@ -65,7 +62,7 @@ def test_it_is_reported_and_counted(begun):
 
 
 def test_a_file_that_is_put_back_is_delivered(begun, tmp_path):
-    """Nobody has resolved it for the subscriber meanwhile: looking and opening only tell."""
+    """Its bundles are still pending: inspection and opening only report."""
     kept = tmp_path / "kept"
     shutil.move(segment(begun, 0), kept)
     with quiver.open(begun, SETTINGS, background=False):
@@ -76,7 +73,7 @@ def test_a_file_that_is_put_back_is_delivered(begun, tmp_path):
         assert store.register("slow").lag().pending_bundles == 11
 
 
-def test_a_subscriber_that_went_on_ends_the_report(begun):
+def test_the_report_ends_when_the_subscriber_continues(begun):
     segment(begun, 0).unlink()
     with quiver.open(begun, SETTINGS, background=False) as store:
         take(store.register("slow"), 1)
@@ -86,7 +83,7 @@ def test_a_subscriber_that_went_on_ends_the_report(begun):
     assert damaged(begun) == []
 
 
-def test_repair_gives_it_up_once(begun):
+def test_repair_drops_a_missing_segment_once(begun):
     """For the subscriber that was inside it; a dry run changes nothing."""
     segment(begun, 0).unlink()
     repair(REAL_FILES, str(begun), clock=SYSTEM_CLOCK, dry_run=True)
@@ -101,8 +98,8 @@ def test_repair_gives_it_up_once(begun):
 
 
 @pytest.mark.parametrize("how", ["finished", "dropped", "quarantined", "unregistered", "rewound", "late"])
-def test_what_went_lawfully_is_no_alarm(tmp_path, how):
-    """Whatever removes a segment says so before; and a number below which nobody has begun anything proves nothing."""
+def test_segments_that_the_store_deleted_are_not_reported(tmp_path, how):
+    """The store records each deletion before it happens; and a number that no progress has begun proves nothing."""
     root = tmp_path / "store"
     settings = quiver.Settings(
         segment_bytes_max=1 << 20, delete_grace_s=0, steady_state_headroom_bytes=0, max_age_s=None
@@ -143,16 +140,16 @@ def test_what_went_lawfully_is_no_alarm(tmp_path, how):
     assert not segment(root, 0).exists()
 
 
-def test_a_snapshot_has_no_entry_of_what_it_does_not_have(begun, tmp_path):
-    """Whatever went or was sealed while it was made is no loss in the store that is made of it."""
+def test_a_snapshot_has_no_progress_of_missing_segments(begun, tmp_path):
+    """Segments that were deleted or sealed during the snapshot are not missing in a store that is restored from it."""
     segment(begun, 0).unlink()
     snapshot(REAL_FILES, str(begun), str(tmp_path / "copy"), now_ns=0)
     restore(REAL_FILES, str(tmp_path / "copy"), str(tmp_path / "again"), identity=None)
     assert damaged(tmp_path / "again") == []
 
 
-def test_progress_from_a_backup_may_speak_of_what_went_since(tmp_path):
-    """The previous generation had begun a segment that everybody has finished by now."""
+def test_a_backup_of_progress_may_contain_deleted_segments(tmp_path):
+    """The previous generation had begun a segment that all subscribers have finished by now."""
     root = tmp_path / "store"
     settings = quiver.Settings(
         segment_bytes_max=1 << 20, delete_grace_s=0, steady_state_headroom_bytes=0, progress_damage="backup"

@@ -1,4 +1,4 @@
-"""Two phases at the start; who does not come is an orphan: listed, dropped on request or by age, never too early."""
+"""Orphans: subscribers that were not registered in the start phase are listed, and dropped on request or by age."""
 
 import pytest
 from registry_rig import ROOT, Bench, crash_states, names
@@ -28,7 +28,7 @@ def _opened(**options):
     return again
 
 
-def test_there_are_none_before_the_registration_phase_has_ended():
+def test_orphans_exist_only_after_the_registration_phase():
     bench = _opened()
     assert bench.registry.orphans() == []
     with pytest.raises(UsageError, match="activate"):
@@ -37,13 +37,13 @@ def test_there_are_none_before_the_registration_phase_has_ended():
     assert [orphan.id for orphan in bench.registry.orphans()] == ["gone"]
 
 
-def test_the_first_bundle_ends_the_phase_too():
+def test_the_first_delivery_ends_the_registration_phase():
     bench = _opened()
     bench.registry.register("here").next_bundle(timeout=0)
     assert [orphan.id for orphan in bench.registry.orphans()] == ["gone"]
 
 
-def test_each_is_listed_with_age_and_backlog():
+def test_each_orphan_is_listed_with_age_and_backlog():
     bench = _opened()
     bench.registry.activate()
     bench.clock.advance(90)
@@ -55,7 +55,7 @@ def test_each_is_listed_with_age_and_backlog():
     assert (told["subscriber"], told["holds_bundles"], told["holds_bytes"]) == ("gone", 4, 750)
 
 
-def test_dropped_on_request_it_holds_nothing_any_more():
+def test_a_dropped_orphan_keeps_no_segments():
     bench = _opened(audit_bytes_max=100_000)
     bench.registry.activate()
     assert not bench.registry.all_subscribers_drained()
@@ -69,7 +69,7 @@ def test_dropped_on_request_it_holds_nothing_any_more():
         assert load_progress(bench.disk.clone_after_crash(seed), ROOT, "gone") is None
 
 
-def test_who_is_registered_is_no_orphan():
+def test_a_registered_subscriber_is_not_an_orphan():
     bench = _opened()
     bench.registry.activate()
     with pytest.raises(UsageError, match="unregister"):
@@ -84,8 +84,8 @@ def test_who_is_registered_is_no_orphan():
         bench.registry.drop_orphan("gone")
 
 
-def test_one_that_another_process_works_for_is_neither_dropped_nor_listed(monkeypatch):
-    """Where the system tells of locks it is not listed; nowhere is it dropped."""
+def test_a_subscriber_of_another_process_is_neither_dropped_nor_listed(monkeypatch):
+    """On systems that report locks it is not listed; on no system is it dropped."""
     bench = _opened(orphan_age_s=DAY_S)
     with SubscriberFile(bench.disk, ROOT, "gone"):
         bench.registry.activate()
@@ -96,7 +96,7 @@ def test_one_that_another_process_works_for_is_neither_dropped_nor_listed(monkey
         assert [orphan.id for orphan in bench.registry.orphans()] == ["gone"]
         monkeypatch.setattr(subscribers, "is_held", lambda fs, path: path.endswith("gone.lock"))
         assert bench.registry.orphans() == []
-    # The lock that was held was a sign of life: its age begins there.
+    # The lock showed that it was active: its age begins then.
     bench.clock.advance(DAY_S - 1)
     bench.registry.refresh()
     assert load_progress(bench.disk, ROOT, "gone") is not None
@@ -106,7 +106,7 @@ def test_one_that_another_process_works_for_is_neither_dropped_nor_listed(monkey
     assert callable(lock_file.is_held)
 
 
-def test_dropped_when_it_is_old_enough_and_not_a_moment_before():
+def test_an_orphan_is_dropped_exactly_at_its_maximum_age():
     bench = _opened(orphan_age_s=DAY_S)
     bench.clock.advance(5 * DAY_S)  # the registration phase may take its time
     bench.registry.refresh()
@@ -121,7 +121,7 @@ def test_dropped_when_it_is_old_enough_and_not_a_moment_before():
     assert [status.id for status in bench.registry.statuses()] == ["here"]
 
 
-def test_a_clock_that_steps_drops_nobody():
+def test_a_stepped_clock_drops_no_orphan():
     bench = _opened(orphan_age_s=DAY_S)
     bench.registry.activate()
     for wall_ns in (2**62, 0, 10**18):
@@ -132,8 +132,8 @@ def test_a_clock_that_steps_drops_nobody():
         assert orphan.progress_age_seconds >= 0
 
 
-def test_progress_that_changes_is_a_sign_of_life():
-    """Of a process that takes the lock only now and then."""
+def test_a_subscriber_with_changing_progress_is_active():
+    """Its process takes the lock only now and then."""
     bench = _opened(orphan_age_s=DAY_S)
     bench.registry.activate()
     bench.clock.advance(DAY_S - 1)
@@ -147,7 +147,7 @@ def test_progress_that_changes_is_a_sign_of_life():
     assert [orphan.pending_bundles for orphan in bench.registry.orphans()] == [2]
 
 
-def test_without_an_age_an_orphan_stays_for_ever():
+def test_without_a_maximum_age_orphans_are_kept():
     bench = _opened()
     bench.registry.activate()
     bench.clock.advance(10_000 * DAY_S)
@@ -155,8 +155,11 @@ def test_without_an_age_an_orphan_stays_for_ever():
     assert [orphan.id for orphan in bench.registry.orphans()] == ["gone"]
 
 
-def test_a_power_cut_while_it_is_dropped_leaves_it_whole_or_gone():
-    """What is left can be dropped again; a new one of the name begins anew, also from a backup that was left."""
+def test_a_power_loss_during_a_drop_leaves_all_or_none_of_an_orphan():
+    """
+    The rest can be dropped again; a new subscriber of that name starts without progress, even if a
+    backup was left.
+    """
     bench = _opened(progress_damage="backup")
     bench.registry.activate()
     bench.registry.rewind("gone", "earliest")

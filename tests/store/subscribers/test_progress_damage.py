@@ -1,4 +1,4 @@
-"""A progress file that is not what was written: four policies, and what each promises."""
+"""A damaged progress file: four policies, and the guarantee of each."""
 
 import pytest
 from registry_rig import ROOT, Bench, crash_states, names
@@ -20,7 +20,7 @@ def _segments():
 
 
 def _worked(policy, **options):
-    """Two generations: the first two bundles are flushed, then one more."""
+    """Two generations: the first two bundles are written, then one more."""
     bench = Bench(segments=_segments(), progress_damage=policy, **options)
     subscriber = bench.registry.register("a", "earliest")
     for count in (2, 1):
@@ -42,7 +42,7 @@ def _pending(bench):
 ALL = ["0:0", "0:1", "1:0", "1:1", "2:0", "2:1"]
 
 
-def test_fail_refuses_to_open_and_changes_nothing():
+def test_the_policy_fail_refuses_to_open_and_changes_nothing():
     bench = _worked("fail")
     bench.flip(FILE)
     with pytest.raises(CorruptionError) as caught:
@@ -53,7 +53,7 @@ def test_fail_refuses_to_open_and_changes_nothing():
     assert _pending(_again(bench, "fail")) == ALL[3:]
 
 
-def test_fail_refuses_the_subscriber_when_the_damage_is_found_later():
+def test_the_policy_fail_refuses_a_subscriber_damaged_after_open():
     bench = _worked("fail")
     again = _again(bench, "fail")
     subscriber = again.registry.register("a")
@@ -64,8 +64,8 @@ def test_fail_refuses_the_subscriber_when_the_damage_is_found_later():
     assert subscriber.next_bundle(timeout=0).ref == BundleRef(1, 1)
 
 
-def test_fail_waits_for_the_owner_of_another_process():
-    """It writes the file again; until then nothing is deleted."""
+def test_the_policy_fail_waits_for_the_owner_in_another_process():
+    """The owner writes the file again; until then nothing is deleted."""
     bench = _worked("fail")
     elsewhere = SubscriberFile(bench.disk, ROOT, "a")
     elsewhere.acquire()
@@ -77,15 +77,15 @@ def test_fail_waits_for_the_owner_of_another_process():
     assert again.registry.complete_segments() == [0, 1, 2]
 
 
-def test_restart_earliest_delivers_everything_again():
+def test_the_policy_restart_earliest_delivers_everything_again():
     bench = _worked("restart_earliest")
     assert not bench.disk.exists(f"{ROOT}/{BACKUP}")
     bench.flip(FILE)
     assert _pending(_again(bench, "restart_earliest")) == ALL
 
 
-def test_restart_latest_delivers_what_is_new_and_counts_what_it_skips():
-    """How much of it had been resolved nobody knows any more, so all of it is counted."""
+def test_the_policy_restart_latest_counts_what_it_skips():
+    """The number of resolved bundles is unknown, so all are counted."""
     bench = _worked("restart_latest")
     bench.flip(FILE)
     again = _again(bench, "restart_latest", audit_bytes_max=10_000)
@@ -100,8 +100,8 @@ def test_restart_latest_delivers_what_is_new_and_counts_what_it_skips():
     assert all(b'"why":"progress_damaged"' in line for line in trail)
 
 
-def test_backup_goes_on_from_the_generation_before():
-    """Bundles of the last generation come again, and no others."""
+def test_the_policy_backup_continues_from_the_previous_generation():
+    """Only bundles of the last generation are delivered again."""
     bench = _worked("backup")
     bench.flip(FILE)
     again = _again(bench, "backup")
@@ -112,7 +112,7 @@ def test_backup_goes_on_from_the_generation_before():
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged", "cut"])
-def test_without_a_sound_backup_everything_comes_again(how):
+def test_without_a_valid_backup_everything_is_delivered_again(how):
     bench = _worked("backup")
     bench.flip(FILE)
     if how == "missing":
@@ -125,7 +125,7 @@ def test_without_a_sound_backup_everything_comes_again(how):
 
 
 def test_a_backup_never_undoes_a_rewind():
-    """Also one that is left from when backups were kept."""
+    """Also a backup from a time when backups were enabled."""
     bench = _worked("backup")
     for policy in ("backup", "restart_earliest"):
         again = Bench(bench.disk.clone_after_kill(), segments=_segments(), progress_damage=policy)
@@ -137,10 +137,10 @@ def test_a_backup_never_undoes_a_rewind():
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_at_every_step_the_file_and_the_backup_are_sound_and_call_nothing_resolved_that_is_not(profile):
+def test_at_every_step_file_and_backup_are_valid_and_skip_nothing(profile):
     """
-    Ack, flush, rewind, ack, flush with power cuts anywhere, and then the file is damaged: what is pending includes all
-    that was pending when the power went, so nothing is skipped.
+    Ack, write, rewind, ack, write with a power loss at any step, and then the file is damaged: every bundle that was
+    pending at the power loss is delivered.
     """
     bench = Bench(segments=_segments(), progress_damage="backup", profile=profile)
     subscriber = bench.registry.register("a", "earliest")
@@ -180,14 +180,14 @@ def test_a_crash_while_the_backup_is_put_in_place_changes_nothing():
         assert len([name for name in state.list_dir(f"{ROOT}/quarantine") if name.endswith(".damaged")]) == 1
 
 
-def test_the_backup_is_what_the_file_said():
+def test_the_backup_is_the_previous_file():
     bench = _worked("backup")
     kept = bench.disk.read_all(f"{ROOT}/{BACKUP}", size_max=1000)
     assert kept == encode_progress(Progress(1, {}), profile="spec")
     assert load_progress(bench.disk, ROOT, "a") == Progress(1, {1: SegmentProgress(2, 0b01)})
 
 
-def test_an_owner_elsewhere_keeps_a_backup_when_asked():
+def test_an_owner_in_another_process_keeps_a_backup_if_configured():
     disk = CrashFileSystem()
     disk.make_dirs(ROOT)
     bench = Bench(disk)
@@ -202,8 +202,8 @@ def test_an_owner_elsewhere_keeps_a_backup_when_asked():
 
 
 @pytest.mark.parametrize("policy", ["fail", "restart_earliest", "restart_latest", "backup"])
-def test_what_a_newer_version_wrote_is_refused_and_stays(policy):
-    """Its checksum is right, so it says something: under no policy is it thrown away."""
+def test_a_file_of_a_newer_version_is_refused_and_kept(policy):
+    """Its checksum is valid, so it contains progress: no policy discards it."""
     bench = _worked(policy)
     file = bench.disk.open_write(f"{ROOT}/{FILE}")
     body = bytearray(file.pread(1 << 16, 0)[:-4])

@@ -1,4 +1,4 @@
-"""Progress files: replaced whole at every step, owned by one process at a time, damage said and never guessed."""
+"""Progress files: replaced atomically, owned by one process at a time, and damage is reported."""
 
 import multiprocessing
 import os
@@ -28,7 +28,7 @@ def disk():
 
 
 def _states(disk, work):
-    """Every disk that a power cut at any step of *work* can leave."""
+    """Every disk that a power loss at any step of *work* can leave."""
     states = []
     disk.on_step = lambda op, path: states.extend(disk.clone_after_crash(seed) for seed in SEEDS)
     work()
@@ -37,7 +37,7 @@ def _states(disk, work):
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_a_crash_while_saving_leaves_the_old_progress_or_the_new(disk, profile):
+def test_a_crash_during_a_write_leaves_the_old_or_the_new_progress(disk, profile):
     save_progress(disk, ROOT, "a", OLD, profile=profile)
     states = _states(disk, lambda: save_progress(disk, ROOT, "a", NEW, profile=profile))
     found = [load_progress(state, ROOT, "a") for state in states]
@@ -46,8 +46,8 @@ def test_a_crash_while_saving_leaves_the_old_progress_or_the_new(disk, profile):
         assert load_progress(disk.clone_after_crash(seed), ROOT, "a") == NEW
 
 
-def test_a_crash_while_creating_leaves_no_subscriber_or_a_whole_one(disk):
-    """On return it is durable; before, a later call makes it again."""
+def test_a_crash_during_creation_leaves_no_subscriber_or_a_complete_one(disk):
+    """On return it is durable; before, a later call creates it again."""
     segments = Segments([SegmentRef(2, 1)])
 
     def work():
@@ -65,7 +65,7 @@ def test_a_crash_while_creating_leaves_no_subscriber_or_a_whole_one(disk):
     assert load_progress(disk, ROOT, "a") == Progress(3, {})
 
 
-def test_a_crash_while_deleting_leaves_the_subscriber_or_nothing(disk):
+def test_a_crash_during_deletion_leaves_the_subscriber_or_nothing(disk):
     save_progress(disk, ROOT, "a", OLD, profile="spec")
     lock = progress_store.lock_subscriber(disk, ROOT, "a")
     for state in _states(disk, lambda: progress_store.delete(disk, ROOT, "a")):
@@ -75,8 +75,8 @@ def test_a_crash_while_deleting_leaves_the_subscriber_or_nothing(disk):
         assert disk.clone_after_crash(seed).list_dir(ROOT) == []
 
 
-def test_a_crash_while_recreating_never_loses_the_damaged_bytes(disk):
-    """At every step the damaged file is there, or its copy is; afterwards both outcomes are the same."""
+def test_a_crash_while_a_damaged_file_is_replaced_keeps_its_bytes(disk):
+    """At every step the damaged file or its copy exists; afterwards both outcomes are the same."""
     bad = bytearray(encode_progress(OLD, profile="spec"))
     bad[20] ^= 1
     file = disk.create(f"{ROOT}/quiver.sub.a")
@@ -103,8 +103,8 @@ def test_a_crash_while_recreating_never_loses_the_damaged_bytes(disk):
             assert load_progress(state, ROOT, "a") == Progress(0, {})
 
 
-def test_a_disk_that_refuses_leaves_the_old_progress():
-    """Whatever call fails, the file still says what it said, and the state can be saved again."""
+def test_a_disk_error_leaves_the_old_progress():
+    """Whichever call fails, the file is unchanged, and the state can be written again."""
     for operation in ("create", "pwrite", "sync", "rename"):
         disk = CrashFileSystem()
         disk.make_dirs(ROOT)
@@ -123,8 +123,8 @@ def test_a_disk_that_refuses_leaves_the_old_progress():
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_every_cut_and_every_flipped_byte_is_damage_with_a_place(disk, profile):
-    """Never another progress, never an accident of the decoder: an error with path and offset."""
+def test_every_truncation_and_flipped_byte_is_damage_with_an_offset(disk, profile):
+    """Never other progress or another exception: an error with path and offset."""
     whole = encode_progress(OLD, profile=profile)
     path = f"{ROOT}/quiver.sub.a"
 
@@ -145,14 +145,14 @@ def test_every_cut_and_every_flipped_byte_is_damage_with_a_place(disk, profile):
     assert load_progress(disk, ROOT, "a") == OLD
 
 
-def test_a_segment_number_that_no_store_reaches_is_damage(disk):
-    """Believed, it would put the numbering of new segments out of reach."""
+def test_an_impossibly_large_segment_number_is_damage(disk):
+    """Otherwise the next segments would get numbers beyond the limit."""
     save_progress(disk, ROOT, "a", Progress(2**64 - 1, {}), profile="spec")
     with pytest.raises(CorruptionError, match="names a segment above"):
         load_progress(disk, ROOT, "a")
 
 
-def test_a_file_too_large_to_be_one_is_damage(disk, monkeypatch):
+def test_an_oversized_progress_file_is_damage(disk, monkeypatch):
     save_progress(disk, ROOT, "a", OLD, profile="spec")
     monkeypatch.setattr(progress_store, "PROGRESS_BYTES_MAX", 40)
     with pytest.raises(CorruptionError, match="too large"):
@@ -169,8 +169,8 @@ def test_only_progress_files_are_subscribers(disk):
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_an_owner_elsewhere_keeps_the_profile_of_the_file(disk, profile):
-    """A process that only knows the directory writes what the store's readers expect."""
+def test_an_owner_in_another_process_keeps_the_profile_of_the_file(disk, profile):
+    """A process that only knows the directory writes the profile that the readers of the store expect."""
     create_if_missing(disk, ROOT, "a", start=0, segments=Segments(next_seq=0), profile=profile)
     assert progress_store.profile_in_use(disk, ROOT) == profile
     with SubscriberFile(disk, ROOT, "a") as file:
@@ -186,8 +186,8 @@ def test_the_profile_of_a_directory_without_progress_is_the_default(disk):
     assert progress_store.profile_in_use(disk, ROOT, default="otap") == "otap"
 
 
-def test_an_in_order_reader_goes_on_where_it_acknowledged(disk):
-    """Acks are positions: next bundle to read, in the form of index 0 of the next segment at an end."""
+def test_an_in_order_reader_continues_at_its_position(disk):
+    """Acks are positions: the next bundle to read; at the end of a segment, index 0 of the next one."""
     create_if_missing(disk, ROOT, "a", start="earliest", segments=Segments([SegmentRef(4, 2)]), profile="spec")
     segments = [SegmentRef(4, 2), SegmentRef(5, 3)]
     file = SubscriberFile(disk, ROOT, "a")
@@ -209,7 +209,7 @@ def test_an_in_order_reader_goes_on_where_it_acknowledged(disk):
     again.ack_through(6, 0)
     again.save()
     assert load_progress(disk, ROOT, "a") == Progress(6, {})
-    # Finished segments are deleted; the position stays.
+    # Finished segments are deleted; the position is kept.
     again.know([])
     assert (again.position().segment, again.position().index) == (6, 0)
 
@@ -248,7 +248,7 @@ def test_progress_does_not_move_back_without_a_rewind(disk):
     file.release()
 
 
-def test_a_damaged_file_is_not_owned_until_somebody_decides(disk):
+def test_a_damaged_file_has_no_owner_until_a_policy_is_chosen(disk):
     disk.create(f"{ROOT}/quiver.sub.a").pwrite(b"QUIVSUB\0 and then nothing that fits", 0)
     file = SubscriberFile(disk, ROOT, "a")
     with pytest.raises(CorruptionError):
@@ -272,8 +272,8 @@ def test_two_owners_in_one_process_are_refused(disk):
     second.acquire()
 
 
-def test_creating_while_another_creates_is_to_be_tried_again(disk):
-    """And it is fine when the other was quicker."""
+def test_concurrent_creation_can_be_tried_again(disk):
+    """It succeeds if the other process was quicker."""
     lock = progress_store.lock_subscriber(disk, ROOT, "a")
     with pytest.raises(DirectoryInUseError):
         create_if_missing(disk, ROOT, "a", start="latest", segments=Segments(), profile="spec")
@@ -293,7 +293,7 @@ def _own_elsewhere(root, ready, done):
 
 
 def test_the_owner_in_another_process_is_named_and_its_progress_is_seen(tmp_path):
-    """The kernel lets go of the lock when that process ends, however it ends."""
+    """The kernel releases the lock when that process ends, however it ends."""
     root = str(tmp_path)
     create_if_missing(REAL_FILES, root, "a", start="latest", segments=Segments(), profile="spec")
     context = multiprocessing.get_context("spawn")

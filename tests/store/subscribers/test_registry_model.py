@@ -1,4 +1,4 @@
-"""All subscribers of a store against the dullest model there is: for each, the set of bundles that it has resolved."""
+"""All subscribers of a store, compared with a simple model: for each, the set of resolved bundles."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ ORDERS = ("oldest", "newest", "round_robin")
 
 class _RegistryMachine(RuleBasedStateMachine):
     """
-    Seal, take, decide, rewind, drop by policy, delete, damage; close, kill and cut the power in between.
-
-    `resolved` is what must not come again while this process lives; `durable` is the part of it that must not come
-    again whatever happens. What is in neither must come.
+    Seal, claim, resolve, rewind, drop by policy, delete, damage; close, kill and lose power in between. Bundles in
+    `resolved` must not be delivered again in this process, and those in `durable` never again. All others must be
+    delivered.
     """
 
     def __init__(self) -> None:
@@ -139,7 +138,7 @@ class _RegistryMachine(RuleBasedStateMachine):
         gone = [seq for seq in range(to.segment, self.next_seq) if seq not in self.sealed]
         assert [seq for numbers in done.missing for seq in numbers] == gone
         self.resolved[name] -= back
-        # Durable on return, and so is what was acknowledged before.
+        # Durable on return, as are the earlier acknowledgements.
         self.durable[name] = set(self.resolved[name])
 
     @precondition(lambda self: self.sealed)
@@ -196,7 +195,7 @@ class _RegistryMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), drop=st.booleans())
     def leave_one_out(self, name: str, drop: bool) -> None:
-        """Nobody registers it: it holds what it held, until it is dropped; then it begins anew."""
+        """It is not registered: it keeps its segments until it is dropped, and then starts without progress."""
         self.registry.close()
         self.durable = {name: set(refs) for name, refs in self.resolved.items()}
         self.open(self.bench.disk, without=name)
@@ -223,10 +222,10 @@ class _RegistryMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def damage(self, name: str) -> None:
-        """What was resolved may come again; what was not must come: rewound bundles above all."""
+        """Resolved bundles may be delivered again; all others must be, rewound bundles above all."""
         self.registry.close()
         self.bench.flip(f"quiver.sub.{name}")
-        # What policy gave up is resolved again by the ledger, as long as it stands there.
+        # The ledger resolves dropped bundles again as long as it has their entry.
         given_up = {entry.seq for entry in self.ledger}
         self.durable[name] = {ref for ref in self.durable[name] if ref.segment in given_up}
         self.come_back(self.bench.disk)

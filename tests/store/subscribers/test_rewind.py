@@ -1,4 +1,4 @@
-"""A rewind brings back what exists, says what does not, and is durable on return."""
+"""A rewind returns existing bundles, reports missing ones, and is durable on return."""
 
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ ALL = ["2:0", "2:1", "2:2", "3:0", "5:0", "5:1"]
 
 
 def _segments():
-    """2, 3 and 5 are there; 0, 1 and 4 are not; one second of ingestion each."""
+    """Segments 2, 3 and 5 exist, 0, 1 and 4 do not; each covers one second of ingestion."""
     counts = {2: 3, 3: 1, 5: 2}
     return [SegmentRef(seq, count, seq * 10**9 + 999, seq * 10**9, 100) for seq, count in counts.items()]
 
@@ -51,7 +51,7 @@ def _time(seconds):
         (_time(9), 6, ()),
     ],
 )
-def test_where_it_goes_and_what_is_missing(to, first, missing):
+def test_a_rewind_reports_its_position_and_missing_segments(to, first, missing):
     bench, subscriber = _finished()
     done = subscriber.rewind(to)
     assert (done.bundles, done.missing) == (6 - first, missing)
@@ -61,8 +61,8 @@ def test_where_it_goes_and_what_is_missing(to, first, missing):
     assert names(again.refs(again.registry.register("a"))) == ALL[first:]
 
 
-def test_it_is_durable_on_return_and_whole_at_every_step():
-    """Cut the power anywhere: all of it or nothing of it, and on return all of it."""
+def test_a_rewind_is_atomic_and_durable_on_return():
+    """A power loss at any step leaves all or nothing of it."""
     bench, subscriber = _finished()
     states = crash_states(bench.disk, lambda: subscriber.rewind(BundleRef(2, 2)))
     found = []
@@ -73,8 +73,8 @@ def test_it_is_durable_on_return_and_whole_at_every_step():
     assert set(found[-6:]) == {tuple(ALL[2:])}
 
 
-def test_what_was_not_resolved_before_stays_pending():
-    """Forwards it skips nothing; what lies before is left alone."""
+def test_pending_bundles_before_the_position_stay_pending():
+    """A move forward skips nothing, and earlier bundles are not changed."""
     bench = Bench(segments=_segments())
     subscriber = bench.registry.register("a", "earliest")
     for ref in (BundleRef(2, 0), BundleRef(5, 0)):
@@ -83,7 +83,7 @@ def test_what_was_not_resolved_before_stays_pending():
     assert names(bench.refs(subscriber)) == ALL[1:]
 
 
-def test_claims_and_deferrals_stay_what_they_are():
+def test_a_rewind_keeps_claims_and_deferrals():
     bench = Bench(segments=_segments())
     subscriber = bench.registry.register("a", "earliest")
     claimed, deferred, acked = (subscriber.next_bundle(timeout=0) for _ in range(3))
@@ -97,7 +97,7 @@ def test_claims_and_deferrals_stay_what_they_are():
     assert names(bench.refs(subscriber)) == ["2:1"]
 
 
-def test_deletion_counts_what_was_rewound_as_wanted():
+def test_rewound_segments_are_not_deleted():
     bench, subscriber = _finished()
     assert bench.registry.complete_segments() == [2, 3, 5]
     subscriber.rewind(3)
@@ -105,10 +105,10 @@ def test_deletion_counts_what_was_rewound_as_wanted():
 
 
 @pytest.mark.parametrize("asked", ["rewind", "register"])
-def test_it_waits_until_nothing_is_being_deleted(asked):
+def test_a_rewind_waits_for_a_running_deletion(asked):
     """
-    The store holds the lock from its decision to the end of the deletion: a subscriber that comes meanwhile is not
-    given a start that goes in the next moment.
+    The store holds the lock from its decision to the end of the deletion: a new subscriber never starts at a segment
+    that is deleted in the next moment.
     """
     order = []
 
@@ -142,7 +142,7 @@ def test_it_waits_until_nothing_is_being_deleted(asked):
         (datetime(2026, 1, 1), "no time zone"),  # noqa: DTZ001 - that is what is wrong with it
     ],
 )
-def test_what_means_nothing_is_refused_and_changes_nothing(to, said):
+def test_invalid_positions_are_refused_and_change_nothing(to, said):
     bench, subscriber = _finished()
     with pytest.raises(UsageError, match=said):
         subscriber.rewind(to)
@@ -150,7 +150,7 @@ def test_what_means_nothing_is_refused_and_changes_nothing(to, said):
     assert load_progress(bench.disk, ROOT, "a") == Progress(6, {})
 
 
-def test_a_subscriber_that_nobody_works_for_can_be_rewound_and_one_of_another_process_cannot():
+def test_an_inactive_subscriber_can_be_rewound_but_not_one_of_another_process():
     bench = Bench(segments=_segments())
     bench.ack_all(bench.registry.register("a", "earliest"))
     bench.registry.close()
@@ -168,7 +168,7 @@ def test_a_subscriber_that_nobody_works_for_can_be_rewound_and_one_of_another_pr
 
 @pytest.mark.parametrize("asked", ["rewind", "register"])
 def test_a_closed_store_takes_no_lock_in_its_directory(asked):
-    """By then the directory may be gone, or another process may have it open."""
+    """The directory may be deleted by then, or open in another process."""
     taken: list[str] = []
 
     class Deleting:
@@ -186,8 +186,8 @@ def test_a_closed_store_takes_no_lock_in_its_directory(asked):
     assert taken == []
 
 
-def test_a_disk_that_refuses_leaves_it_to_the_next_pass():
-    """It holds in this process at once, and is written with the next progress."""
+def test_after_a_disk_error_the_next_pass_writes_the_rewind():
+    """It applies in this process at once, and is written with the next progress."""
     faulty = FaultFileSystem(CrashFileSystem())
     bench = Bench(faulty, segments=_segments(), progress_damage="backup")
     subscriber = bench.registry.register("a", "earliest")

@@ -1,4 +1,4 @@
-"""A process that holds claims is stopped for minutes and goes on: nothing is lost, and nothing comes twice."""
+"""A process with claims is stopped for minutes and continues: no bundle is lost or delivered twice."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def pending(path: Path) -> int:
         return store.lag("one").pending_bundles
 
 
-def test_claims_outlast_a_stop(tmp_path: Path) -> None:
-    """They have no time limit: what was claimed is not given to anybody else, and late acknowledgements count."""
+def test_claims_survive_a_stopped_process(tmp_path: Path) -> None:
+    """Claims have no time limit: their bundles are not delivered to others, and late acknowledgements count."""
     path = tmp_path / "store"
     with StoppedProcess(tmp_path, PROGRAM.replace("MAX_AGE_S", "None"), path) as process:
         assert process.ask("[number(one) for one in held]") == [0, 1, 2]
@@ -70,12 +70,12 @@ def test_claims_outlast_a_stop(tmp_path: Path) -> None:
         assert process.ask("settle(held[1], 'defer')") == "deferred"
         assert process.ask("[number(one) for one in [subscriber.next_bundle(timeout=0)]]") == [1]
         assert process.ask("store.close()") is None
-    # 1 was given back with its handle, and 2 was never decided.
+    # 1 was returned with its handle, and 2 was never resolved.
     assert pending(path) == 2
 
 
-def test_what_expired_during_a_stop(tmp_path: Path) -> None:
-    """With `max_age` the bundles that were claimed are too old; the subscriber is told, and goes on with newer ones."""
+def test_bundles_that_expire_during_a_stop_are_reported(tmp_path: Path) -> None:
+    """With `max_age` the claimed bundles are too old; the subscriber is notified, and continues with newer ones."""
     path = tmp_path / "store"
     with StoppedProcess(tmp_path, PROGRAM.replace("MAX_AGE_S", "300.0"), path) as process:
         assert process.ask("number(held[0])") == 0

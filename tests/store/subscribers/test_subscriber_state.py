@@ -1,4 +1,4 @@
-"""What a subscriber has resolved, held against the dullest possible model: a set of (segment, index)."""
+"""The resolved bundles of a subscriber, compared with a simple model: a set of (segment, index)."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -19,7 +19,7 @@ def _segments(*counts: tuple[int, int], next_seq: int = 0) -> Segments:
 
 
 class _StateMachine(RuleBasedStateMachine):
-    """Seal, resolve, delete what is finished, save and load in either profile: both always agree."""
+    """Seal, resolve, delete finished segments, save and load in either profile: both always agree."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _StateMachine(RuleBasedStateMachine):
     def save_and_load(self, profile: str, advance: bool, over_gaps: bool, data: st.DataObject) -> None:
         known = self.segments
         if not over_gaps and len(known):
-            # Another process may have overlooked one: the file must be right all the same.
+            # Another process may have missed one: the file must still be correct.
             hidden = data.draw(st.sampled_from(list(known))).seq
             known = Segments((ref for ref in known if ref.seq != hidden), next_seq=known.next_seq)
         if advance:
@@ -121,8 +121,8 @@ _StateMachine.TestCase.settings = settings(max_examples=150, stateful_step_count
 TestStateAgainstModel = _StateMachine.TestCase
 
 
-def test_finished_segments_are_folded_once_everything_older_is_finished():
-    """In the spec profile a full entry stays while something older is open, then eight bytes say it all."""
+def test_finished_segments_are_merged_once_all_older_ones_are_finished():
+    """In the spec profile a complete entry is kept while an older segment is pending; then eight bytes replace it."""
     state, segments = SubscriberState(), _segments((0, 2), (1, 2), (2, 2))
     for seq in (1, 2):
         for index in (0, 1):
@@ -137,8 +137,8 @@ def test_finished_segments_are_folded_once_everything_older_is_finished():
     assert state.to_progress(segments, profile="spec") == Progress(3, {})
 
 
-def test_the_otap_profile_keeps_full_entries_while_the_file_exists():
-    """Zero means nothing is incomplete; the entries of finished segments go when the files do."""
+def test_the_otap_profile_keeps_complete_entries_while_the_file_exists():
+    """Zero means nothing is incomplete; the entries of finished segments are removed with their files."""
     state, segments = SubscriberState(), _segments((4, 1), (5, 3))
     state.resolve_through(BundleRef(6, 0), segments)
     assert state.to_progress(segments, profile="otap") == Progress(
@@ -151,13 +151,13 @@ def test_the_otap_profile_keeps_full_entries_while_the_file_exists():
 
 
 def test_segment_zero_can_be_the_oldest_incomplete_one():
-    """Found while building: 0 was taken for "none yet", and segment 0 would have counted as resolved."""
+    """0 was mistaken for "none yet" during development, and segment 0 would have counted as resolved."""
     state, segments = SubscriberState(), _segments((0, 2), (1, 2))
     assert state.to_progress(segments, profile="otap") == Progress(0, {})
 
 
-def test_an_entry_for_another_number_of_bundles_counts_for_nothing():
-    """A number that was used twice must not make another segment's bundles look delivered."""
+def test_an_entry_with_another_bundle_count_is_ignored():
+    """If a number was used twice, bundles of the other segment must not count as delivered."""
     state = SubscriberState.from_progress(Progress(9, {3: SegmentProgress(5, 0b11111)}))
     segment = SegmentRef(3, 4)
     assert not state.is_complete(segment)
@@ -166,14 +166,14 @@ def test_an_entry_for_another_number_of_bundles_counts_for_nothing():
     assert not any(state.is_resolved(BundleRef(3, index)) for index in range(4))
 
 
-def test_bits_beyond_the_last_bundle_mean_nothing():
+def test_bits_beyond_the_last_bundle_are_ignored():
     state = SubscriberState.from_progress(Progress(0, {0: SegmentProgress(2, 0b1110)}))
     assert not state.is_complete(SegmentRef(0, 2))
     assert state.position(_segments((0, 2))) == BundleRef(0, 0)
 
 
-def test_a_segment_too_large_for_an_entry_is_folded_or_not_written():
-    """65,536 bundles are the most an entry can hold; beyond, only a finished segment is remembered."""
+def test_a_segment_too_large_for_an_entry_is_stored_only_when_finished():
+    """An entry has at most 65,536 bundles; of a larger segment, only completion is stored."""
     segments = _segments((0, 65_537))
     state = SubscriberState()
     state.resolve(BundleRef(0, 0), 65_537)
@@ -183,8 +183,8 @@ def test_a_segment_too_large_for_an_entry_is_folded_or_not_written():
     assert encode_progress(state.to_progress(segments, profile="otap"), profile="otap")
 
 
-def test_a_segment_that_was_overlooked_stops_an_owner_elsewhere():
-    """Without the whole list, a missing number is not taken for a segment that is gone."""
+def test_a_missing_number_stops_an_owner_in_another_process():
+    """Without the complete list, a missing number does not count as a deleted segment."""
     state, segments = SubscriberState(3), _segments((3, 1), (5, 1))
     state.resolve_through(BundleRef(3, 1), segments)
     state.resolve(BundleRef(5, 0), 1)
@@ -202,8 +202,8 @@ def test_a_bundle_that_cannot_exist_is_refused():
         SubscriberState().resolve(BundleRef(0, -1), 3)
 
 
-def test_where_a_new_subscriber_starts():
-    """Latest, earliest, a number; each with and without segments."""
+def test_a_new_subscriber_starts_at_the_given_position():
+    """Latest, earliest, or a number; each with and without segments."""
     segments, none = _segments((4, 1), (6, 1), next_seq=9), Segments(next_seq=7)
     assert start_segment("latest", segments) == 9
     assert start_segment("earliest", segments) == 4
@@ -213,7 +213,7 @@ def test_where_a_new_subscriber_starts():
 
 
 @pytest.mark.parametrize("start", [10, -1, True, "newest", None, 1.5])
-def test_starts_that_name_nothing_are_refused(start):
+def test_invalid_start_positions_are_refused(start):
     with pytest.raises(UsageError):
         start_segment(start, Segments(next_seq=9))
 

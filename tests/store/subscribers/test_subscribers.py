@@ -1,4 +1,4 @@
-"""Subscribers of an open store: claims, waiting, what is durable, who owns what. No test sleeps."""
+"""Subscribers of an open store: claims, waiting, durability and ownership. No test sleeps."""
 
 import gc
 import threading
@@ -23,7 +23,7 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
 
-def test_two_subscribers_do_not_know_of_each_other():
+def test_two_subscribers_are_independent():
     bench = Bench()
     first, second = bench.registry.register("first"), bench.registry.register("second")
     bench.seal(0, 2)
@@ -35,7 +35,7 @@ def test_two_subscribers_do_not_know_of_each_other():
     assert second.lag().pending_bundles == 2
 
 
-def test_a_bundle_is_read_when_asked_for_and_once():
+def test_a_bundle_is_read_once_on_first_access():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
@@ -47,7 +47,7 @@ def test_a_bundle_is_read_when_asked_for_and_once():
 
 
 def test_a_new_subscriber_is_durable_when_register_returns():
-    """After a power cut it is there and starts where it started."""
+    """After a power loss it exists and has its start position."""
     bench = Bench(segments=[SegmentRef(3, 1)], next_seq=4)
     bench.registry.register("late")
     bench.registry.register("early", start="earliest")
@@ -58,7 +58,7 @@ def test_a_new_subscriber_is_durable_when_register_returns():
         assert found == {"late": Progress(4, {}), "early": Progress(3, {}), "exact": Progress(4, {})}
 
 
-def test_latest_is_what_is_sealed_from_now_on():
+def test_latest_starts_with_the_next_sealed_segment():
     bench = Bench(segments=[SegmentRef(0, 1)])
     late, early = bench.registry.register("late"), bench.registry.register("early", start="earliest")
     bench.seal(1, 1)
@@ -66,7 +66,7 @@ def test_latest_is_what_is_sealed_from_now_on():
     assert names(bench.refs(early)) == ["0:0", "1:0"]
 
 
-def test_a_known_subscriber_resumes_whatever_start_says():
+def test_a_known_subscriber_ignores_start_and_resumes():
     bench = Bench(segments=[SegmentRef(0, 2)])
     bench.registry.register("a", start="earliest").next_bundle(timeout=0).ack()
     bench.registry.close()
@@ -85,7 +85,7 @@ def test_registering_twice_is_one_subscriber():
     assert names(handles) == ["0:0", "0:1"]
 
 
-def test_bad_ids_and_starts_leave_nothing_behind():
+def test_invalid_ids_and_starts_create_no_files():
     bench = Bench()
     for subscriber_id in ("", "a b", "x" * 65, "CON"):
         with pytest.raises(UsageError):
@@ -95,13 +95,13 @@ def test_bad_ids_and_starts_leave_nothing_behind():
     assert bench.disk.list_dir(ROOT) == []
 
 
-def test_nothing_pending_and_no_time_is_none():
+def test_next_bundle_without_pending_bundles_and_timeout_is_none():
     subscriber = Bench().registry.register("a")
     assert subscriber.next_bundle(timeout=0) is None
     assert subscriber.next_bundle(timeout=5) is None
 
 
-def test_a_deferred_bundle_comes_back_in_its_turn_and_holds_up_nothing():
+def test_a_deferred_bundle_is_delivered_later_and_blocks_no_other():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 3)
@@ -114,7 +114,7 @@ def test_a_deferred_bundle_comes_back_in_its_turn_and_holds_up_nothing():
 
 
 def test_waiting_ends_when_a_deferral_does():
-    """The waiter is given the bundle at that moment, not when its own time has passed."""
+    """The waiting call gets the bundle at that moment, not at the end of its timeout."""
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
@@ -124,7 +124,7 @@ def test_waiting_ends_when_a_deferral_does():
     assert bench.clock.monotonic() - begun == pytest.approx(7.5)
 
 
-def test_a_deferred_bundle_can_be_claimed_by_name_at_once():
+def test_a_deferred_bundle_can_be_claimed_by_reference_at_once():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 2)
@@ -153,7 +153,7 @@ def test_a_deferral_into_the_past_is_refused_and_keeps_the_claim(seconds):
     handle.ack()
 
 
-def test_a_dropped_handle_gives_the_bundle_back():
+def test_a_released_handle_returns_its_bundle():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 2)
@@ -165,7 +165,7 @@ def test_a_dropped_handle_gives_the_bundle_back():
 
 
 def test_a_handle_collected_inside_the_registrys_own_lock_cannot_deadlock():
-    """The collector may run anywhere: the bundle is noted and comes back with the next look."""
+    """The garbage collector may run anywhere: the bundle is recorded and returned with the next call."""
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
@@ -176,7 +176,7 @@ def test_a_handle_collected_inside_the_registrys_own_lock_cannot_deadlock():
     assert subscriber.next_bundle(timeout=0).ref == BundleRef(0, 0)
 
 
-def test_leaving_with_without_a_decision_gives_the_bundle_back():
+def test_leaving_a_with_block_without_an_answer_returns_the_bundle():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
@@ -190,8 +190,8 @@ def test_leaving_with_without_a_decision_gives_the_bundle_back():
     assert subscriber.next_bundle(timeout=0) is None
 
 
-def test_deciding_twice():
-    """The same again is harmless; something else is refused, because the bundle may be elsewhere by now."""
+def test_a_second_answer_must_equal_the_first():
+    """The same answer again is harmless; another one is refused, because the bundle may be claimed elsewhere by now."""
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 3)
@@ -216,8 +216,8 @@ def test_deciding_twice():
     assert bench.observer.total("quiver.subscriber.deferred_bundles_total") == 1
 
 
-def test_claim_leak_on_a_read_error():
-    """A known loss elsewhere: the claim of a bundle that could not be read was never released."""
+def test_a_read_error_returns_the_bundle():
+    """A known loss of another engine: the claim of an unreadable bundle was never released."""
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 2)
@@ -235,8 +235,8 @@ def test_claim_leak_on_a_read_error():
     assert bench.observer.total("quiver.subscriber.read_errors_total") == 1
 
 
-def test_an_unreadable_bundle_holds_up_nothing_and_can_be_rejected():
-    """It comes again when nothing else is pending; its handle is good for a decision."""
+def test_an_unreadable_bundle_blocks_no_other_and_can_be_rejected():
+    """It is delivered again when nothing else is pending; its handle accepts an answer."""
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 3)
@@ -299,7 +299,7 @@ def _waiting(bench, subscriber):
     return waiter
 
 
-def test_a_new_segment_wakes_who_waits():
+def test_a_new_segment_wakes_waiting_calls():
     bench = Bench(waits="hold")
     waiter = _waiting(bench, bench.registry.register("a"))
     bench.seal(0, 1)
@@ -307,8 +307,8 @@ def test_a_new_segment_wakes_who_waits():
 
 
 @pytest.mark.parametrize("how", ["defer", "drop", "leave", "unreadable"])
-def test_a_bundle_that_comes_back_wakes_who_waits(how):
-    """A known omission elsewhere: only new segments woke anybody."""
+def test_a_returned_bundle_wakes_waiting_calls(how):
+    """A known error of another engine: only new segments woke waiting calls."""
     bench = Bench(waits="hold")
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
@@ -329,7 +329,7 @@ def test_a_bundle_that_comes_back_wakes_who_waits(how):
     assert waiter.outcome().ref == BundleRef(0, 0)
 
 
-def test_a_deferral_wakes_who_waits_when_its_time_has_come():
+def test_the_end_of_a_deferral_wakes_waiting_calls():
     bench = Bench(waits="hold")
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
@@ -339,14 +339,14 @@ def test_a_deferral_wakes_who_waits_when_its_time_has_come():
     assert waiter.outcome().ref == BundleRef(0, 0)
 
 
-def test_closing_wakes_who_waits():
+def test_closing_wakes_waiting_calls():
     bench = Bench(waits="hold")
     waiter = _waiting(bench, bench.registry.register("a"))
     bench.registry.close()
     assert isinstance(waiter.outcome(), StoreClosedError)
 
 
-def test_unregistering_wakes_who_waits():
+def test_unregistering_wakes_waiting_calls():
     bench = Bench(waits="hold")
     waiter = _waiting(bench, bench.registry.register("a"))
     bench.registry.unregister("a")
@@ -382,7 +382,7 @@ def test_threads_share_a_subscriber_and_each_bundle_goes_to_one():
 
 
 def test_progress_is_written_once_per_changed_subscriber():
-    """However many acks: one atomic replacement, and none when nothing changed."""
+    """One atomic replacement for any number of acks, and none without changes."""
     bench = Bench()
     busy, idle = bench.registry.register("busy"), bench.registry.register("idle")
     bench.seal(0, 100)
@@ -396,7 +396,7 @@ def test_progress_is_written_once_per_changed_subscriber():
     assert renames == [f"{ROOT}/quiver.sub.busy"]
 
 
-def test_one_progress_file_that_fails_does_not_keep_the_others_back():
+def test_a_failed_progress_write_does_not_prevent_the_others():
     disk = CrashFileSystem()
     faulty = FaultFileSystem(disk)
     bench = Bench(faulty)
@@ -412,7 +412,7 @@ def test_one_progress_file_that_fails_does_not_keep_the_others_back():
     assert load_progress(disk, ROOT, "a") == Progress(1, {})
 
 
-def test_only_what_the_file_says_counts_for_deletion():
+def test_only_durable_progress_allows_deletion():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
@@ -432,7 +432,7 @@ def test_without_subscribers_nothing_is_complete():
     assert bench.registry.complete_segments() == []
 
 
-def test_any_finished_segment_is_complete_not_only_the_oldest():
+def test_any_finished_segment_can_be_deleted():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
@@ -444,8 +444,8 @@ def test_any_finished_segment_is_complete_not_only_the_oldest():
     assert bench.registry.least_lag_segments() == 1
 
 
-def test_an_orphan_holds_its_data_until_it_is_dropped():
-    """It is reported, it blocks deletion, and unregister frees what it held, counted."""
+def test_an_orphan_keeps_its_segments_until_it_is_dropped():
+    """It is reported and prevents deletion; unregister counts and releases its pending bundles."""
     bench = Bench(segments=[SegmentRef(0, 3)])
     bench.registry.register("gone", start="earliest")
     bench.registry.close()
@@ -479,7 +479,7 @@ def test_unregistering_ends_everything():
     assert bench.registry.register("a").next_bundle(timeout=0) is None
 
 
-def test_closing_writes_progress_and_lets_go():
+def test_closing_writes_progress_and_releases_ownership():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 2)
@@ -497,7 +497,7 @@ def test_closing_writes_progress_and_lets_go():
     SubscriberFile(bench.disk, ROOT, "a").acquire()
 
 
-def test_a_full_disk_does_not_keep_the_registry_from_closing():
+def test_the_registry_closes_on_a_full_disk():
     disk = CrashFileSystem()
     disk.make_dirs(ROOT)
     faulty = FaultFileSystem(disk)
@@ -512,7 +512,7 @@ def test_a_full_disk_does_not_keep_the_registry_from_closing():
     SubscriberFile(disk, ROOT, "a").acquire()
 
 
-def test_releasing_a_subscriber_hands_it_to_another_process():
+def test_a_released_subscriber_can_be_used_by_another_process():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 2)
@@ -531,8 +531,8 @@ def test_releasing_a_subscriber_hands_it_to_another_process():
         held.ack()
 
 
-def test_a_subscriber_of_another_process_counts_the_same():
-    """Registering it here is fine, working for it is not, and its progress frees segments once it is on disk."""
+def test_a_subscriber_of_another_process_prevents_deletion_too():
+    """It can be registered here but not used, and its progress allows deletion once it is on disk."""
     bench = Bench()
     create_if_missing(bench.disk, ROOT, "query", start="earliest", segments=Segments(), profile="spec")
     bench.registry.refresh()
@@ -590,15 +590,15 @@ def test_a_file_that_did_not_change_is_not_read_again():
     real = bench.disk.read_all
     bench.disk.read_all = lambda path, size_max: (read.append(path), real(path, size_max=size_max))[1]
     bench.registry.refresh()
-    assert read  # changed within the last two seconds: its time stamp cannot be trusted yet
+    assert read  # changed within the last two seconds: its timestamp is not reliable yet
     bench.clock.advance(3)
     read.clear()
     bench.registry.refresh()
     assert read == []
 
 
-def test_a_damaged_progress_file_means_delivery_again_never_skipping():
-    """It is copied aside, begun anew with nothing resolved, counted and reported."""
+def test_a_damaged_progress_file_causes_redelivery():
+    """It is copied to quarantine and created again without progress, counted and reported."""
     bench = Bench(segments=[SegmentRef(0, 2)])
     for handle in bench.refs(bench.registry.register("a", start="earliest")):
         handle.ack()
@@ -638,7 +638,7 @@ def test_damage_to_the_file_of_another_process_blocks_deletion_until_it_is_writt
     assert bench.registry.complete(0, 1)
 
 
-def test_damage_found_when_work_begins_is_handled_like_damage_found_at_open():
+def test_damage_is_handled_the_same_at_first_use_and_at_open():
     bench = Bench(segments=[SegmentRef(0, 1)])
     subscriber = bench.registry.register("a")
     bench.disk.open_write(f"{ROOT}/quiver.sub.a").pwrite(b"\0", 0)
@@ -659,10 +659,10 @@ def test_flags_of_a_newer_version_are_reported_and_ignored():
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_stale_progress_after_restart(profile):
+def test_stale_progress_does_not_hide_new_data_after_a_restart(profile):
     """
-    A known loss elsewhere: all is delivered and deleted, the process restarts, numbering begins at 0 again, the old
-    entries say "done", and new data is never delivered. Here the progress itself keeps the numbers from coming back.
+    A known loss of another engine: all is delivered and deleted, the process restarts, numbering begins at 0 again, the
+    old entries mean "done", and new data is never delivered. Here the progress itself reserves the numbers.
     """
     bench = Bench(profile=profile)
     subscriber = bench.registry.register("a")
@@ -685,10 +685,10 @@ def test_stale_progress_after_restart(profile):
     assert names(again.refs(subscriber)) == ["5:0", "5:1", "5:2"]
 
 
-def test_stale_entries_left_by_another_engine():
+def test_stale_entries_of_another_engine_do_not_hide_new_data():
     """
-    The same loss, with the file as the other engine writes it: 0 and full entries of deleted segments. The numbers
-    they name are not given out again, and where another engine did so, an entry that does not fit is no proof.
+    The same loss, with the file as the other engine writes it: 0 and complete entries of deleted segments. Their
+    numbers are not used again, and where another engine did that, an entry with another bundle count is ignored.
     """
     disk = CrashFileSystem()
     disk.make_dirs(ROOT)
@@ -706,7 +706,7 @@ def test_stale_entries_left_by_another_engine():
     assert len(collided.refs(collided.registry.register("a"))) == 4
 
 
-def test_entries_leave_the_otap_file_with_the_segment():
+def test_entries_of_the_otap_file_are_removed_with_their_segment():
     bench = Bench(profile="otap")
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
@@ -720,8 +720,8 @@ def test_entries_leave_the_otap_file_with_the_segment():
     assert load_progress(bench.disk, ROOT, "a") == Progress(0, {1: SegmentProgress(1, 1)})
 
 
-def test_a_segment_removed_under_a_handle():
-    """Deleted by policy while claimed: the ack is harmless, and nothing of it is delivered any more."""
+def test_a_handle_of_a_deleted_segment_accepts_an_answer():
+    """Policy deleted it while it was claimed: the ack is harmless, and none of its bundles is delivered."""
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 3)
@@ -736,8 +736,8 @@ def test_a_segment_removed_under_a_handle():
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_a_crash_at_any_step_redelivers_at_most_and_skips_nothing(profile):
-    """Register, deliver, ack some, flush, ack all, flush; cut the power anywhere; open; compare."""
+def test_a_crash_at_any_step_may_redeliver_but_skips_nothing(profile):
+    """Register, deliver, ack some, write, ack all, write; lose power at any step; open; compare."""
     segments = [SegmentRef(0, 2), SegmentRef(1, 2)]
     flushed: set[str] = set()
     acked: set[str] = set()
@@ -775,7 +775,7 @@ def test_a_crash_at_any_step_redelivers_at_most_and_skips_nothing(profile):
     assert flushed == set(everything)
 
 
-def test_status_and_stats_tell_how_everybody_stands():
+def test_status_and_stats_describe_every_subscriber():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.clock.set_wall_ns(bench.disk.stat(f"{ROOT}/quiver.sub.a").modified_ns + 10 * 10**9)
