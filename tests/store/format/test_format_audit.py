@@ -39,7 +39,7 @@ def test_every_prefix_gives_the_lines_that_are_whole():
 
 
 def test_no_flipped_byte_raises():
-    """The line may be another valid line, or none; there is no checksum."""
+    """The line may be another valid line, or none; lines have no checksum."""
     for at in range(len(GOLDEN)):
         damaged = bytearray(GOLDEN)
         damaged[at] ^= 0x20

@@ -67,7 +67,7 @@ def test_damage_is_an_answer(name):
     covered = name not in {"quiver.audit.jsonl", "quiver.lock", "quiver.reserve"} and "quarantine" not in name
     for size in range(len(data)):
         description = told(name, data[:size])
-        # A truncated identity may only lack its line end, which is no damage.
+        # A truncated identity may only lack its line end, which is not damage.
         assert not (covered and description.is_intact) or (name == "quiver.id" and size == len(data) - 1), size
     for offset in range(len(data)):
         flipped = told(name, data[:offset] + bytes([data[offset] ^ 0xC1]) + data[offset + 1 :])

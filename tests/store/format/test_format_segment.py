@@ -205,7 +205,7 @@ def test_other_directories():
 
 
 def test_mistreated_directory():
-    """Every prefix is refused; a flipped bit never raises, although there is no separate checksum."""
+    """Every prefix is refused; a flipped bit never raises, although it has no separate checksum."""
     data = encode_directory([StreamEntry(7, 30, b"f" * 32, 0, 1, 2, 3)])
     for size in range(len(data)):
         assert isinstance(decode_directory(data[:size]), Damage), size

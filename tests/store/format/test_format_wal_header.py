@@ -54,7 +54,7 @@ def test_a_smaller_head_is_refused(size):
 
 
 def test_mistreated():
-    """Every prefix needs more; junk after the end is ignored; flips never raise (there is no checksum)."""
+    """Every prefix needs more; junk after the end is ignored; flips never raise (it has no checksum)."""
     feeding.assert_prefixes_want_more(AT_1234567, decode_wal_header)
     feeding.assert_junk_is_left(AT_1234567, decode_wal_header, WalHeader(1, 38, CONSTANT_HASH, 1234567))
     feeding.assert_flips_are_seen(AT_1234567, decode_wal_header, unprotected=range(14, 38))

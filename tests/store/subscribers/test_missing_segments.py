@@ -1,4 +1,4 @@
-"""A sealed segment that was removed manually is detected if that is certain; otherwise there is no report."""
+"""A sealed segment that was removed manually is detected if that is certain; otherwise nothing is reported."""
 
 import shutil
 
