@@ -3,7 +3,7 @@ One engine's turn, in a process of its own: what `bench/rivals/rust_engine` does
 store, with the same words, the same data and the same line of JSON.
 
     .venv/bin/python bench/engine.py bench MODE ROWS BUNDLES DIRECTORY     MODE is wal, synced or segment_only
-    .venv/bin/python bench/engine.py batches MODE ROWS BUNDLES DIRECTORY   the same, delivered many at once
+    .venv/bin/python bench/engine.py runs MODE ROWS BUNDLES DIRECTORY      the same, delivered in runs
     .venv/bin/python bench/engine.py fill ROWS BUNDLES DIRECTORY           log so many bundles, seal nothing, die
     .venv/bin/python bench/engine.py reopen DIRECTORY                      time the replay, then the sealing
 """
@@ -25,7 +25,7 @@ SLOT = 30
 SOURCES = 16
 HOUR_S = 3600.0
 GIB = 1 << 30
-BATCH = 256
+RUN = 256
 
 MODES = {
     "wal": quiver.Settings(segment_open_s_max=HOUR_S),
@@ -61,15 +61,15 @@ def deliver_and_ack(store: quiver.Store) -> dict[str, float]:
     return {"delivered": delivered, "rows": rows, "deliver_s": perf_counter() - started}
 
 
-def deliver_in_batches(store: quiver.Store) -> dict[str, float]:
+def deliver_in_runs(store: quiver.Store) -> dict[str, float]:
     subscriber = store.register("bench", start="earliest")
     delivered = rows = 0
     started = perf_counter()
-    while handles := subscriber.next_bundles(BATCH, timeout=0):
-        delivered += len(handles)
-        for handle in handles:
-            rows += handle.bundle[SLOT].num_rows
-        subscriber.ack_all(handles)
+    while (run := subscriber.next_run(RUN, timeout=0)) is not None:
+        delivered += len(run)
+        for _, bundle in run:
+            rows += bundle[SLOT].num_rows
+        run.ack()
     return {"delivered": delivered, "rows": rows, "deliver_s": perf_counter() - started}
 
 
@@ -116,8 +116,8 @@ def main(words: list[str]) -> None:
     match words:
         case ["bench", mode, rows, bundles, directory]:
             found = bench(mode, int(rows), int(bundles), Path(directory), deliver_and_ack)
-        case ["batches", mode, rows, bundles, directory]:
-            found = bench(mode, int(rows), int(bundles), Path(directory), deliver_in_batches)
+        case ["runs", mode, rows, bundles, directory]:
+            found = bench(mode, int(rows), int(bundles), Path(directory), deliver_in_runs)
         case ["fill", rows, bundles, directory]:
             found = fill(int(rows), int(bundles), Path(directory))
         case ["reopen", directory]:

@@ -22,7 +22,7 @@ from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_s
 
 HERE = Path(__file__).parent
 RUST_ENGINE = HERE / "rivals" / "rust_engine" / "target" / "release" / "rust-engine"
-STORE, RIVAL, BATCHES = "Quiver", "Rust engine", "Quiver, 256 at once"
+STORE, RIVAL, RUNS = "Quiver", "Rust engine", "Quiver, runs of 256"
 
 ROWS = (10, 100, 1_000, 8_192)
 MODES = {"wal": "log, 25 ms", "synced": "log, synced each", "segment_only": "segment only"}
@@ -59,7 +59,7 @@ def ingesting(engine: list[str], mode: str, rows: int, bundles: int, word: str =
         if (found["delivered"], found["rows"]) != (bundles, bundles * rows):
             sys.exit(f"{engine[-1]}: {found} where {bundles} bundles of {rows} rows were taken in")
         deliver = {"deliver": bundles / found["deliver_s"]}
-        return deliver if word == "batches" else {"ingest": bundles / found["total_s"], **deliver}
+        return deliver if word == "runs" else {"ingest": bundles / found["total_s"], **deliver}
 
     return run
 
@@ -94,8 +94,8 @@ def scenarios(known: dict[str, list[str]], scale: int, chosen: list[int]) -> Ite
         for rows in chosen:
             bundles = BUNDLES[mode][rows] // scale
             runs = {name: ingesting(engine, mode, rows, bundles) for name, engine in known.items()}
-            # The Rust engine has no call for many at once. A turn of its own: who reads first pays for checksums.
-            runs[BATCHES] = ingesting(known[STORE], mode, rows, bundles, "batches")
+            # The Rust engine has no runs. A turn of its own: who reads first pays for checksums.
+            runs[RUNS] = ingesting(known[STORE], mode, rows, bundles, "runs")
             yield (
                 runs,
                 [("ingest", words, rows, "bundles/s"), ("deliver", f"deliver and ack, {words}", rows, "bundles/s")],

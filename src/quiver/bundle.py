@@ -267,6 +267,21 @@ class Bundle:
         bundle.named = False
         return bundle
 
+    @classmethod
+    def each_of_read(
+        cls, contents: Iterable[dict[int, pa.RecordBatch]], times_ns: Iterable[int | None], adapter: Adapter
+    ) -> Iterator[Self]:
+        """Yield `of_read` of each of *contents*. It is written out here because a call for each costs more."""
+        new = cls.__new__
+        for slots, ingested_at_ns in zip(contents, times_ns, strict=False):
+            bundle = new(cls)
+            bundle._slots = slots  # noqa: SLF001 - its own class
+            bundle._nbytes = -1  # noqa: SLF001
+            bundle.adapter = adapter
+            bundle.ingested_at_ns = ingested_at_ns
+            bundle.named = False
+            yield bundle
+
     @property
     def slots(self) -> tuple[int, ...]:
         """The slot ids present, ascending."""

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from quiver import Bundle, BundleHandle, Settings
 from quiver import open as open_store
+from quiver.store.subscribers.runs import BundleRun
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -34,6 +35,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.resolved_before: dict[str, set[int]] = {name: set() for name in NAMES}
         """Resolved in a run that a crash ended: they may be delivered again."""
         self.claimed: dict[str, list[tuple[int, BundleHandle]]] = {name: [] for name in NAMES}
+        self.runs: dict[str, list[tuple[dict[int, int], BundleRun]]] = {name: [] for name in NAMES}
+        """Each with the numbers of its undecided bundles, by position."""
 
     def teardown(self) -> None:
         self.store.close()
@@ -46,7 +49,11 @@ class StoreMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.store = open_store(ROOT, SETTINGS, fs=self.fs, clock=self.clock, background=False)
         self.subscribers = {name: self.store.register(name, start="earliest") for name in NAMES}
+        self.forget_claims()
+
+    def forget_claims(self) -> None:
         self.claimed = {name: [] for name in NAMES}
+        self.runs = {name: [] for name in NAMES}
 
     @rule(durable=st.booleans(), pad=st.integers(0, 300))
     def ingest(self, durable: bool, pad: int) -> None:
@@ -61,11 +68,53 @@ class StoreMachine(RuleBasedStateMachine):
     def take(self, name: str) -> None:
         handle = self.subscribers[name].next_bundle(timeout=0)
         if handle is not None:
-            number = handle.bundle[30]["n"][0].as_py()
-            assert number in self.accepted, "invented"
-            assert number not in self.resolved[name], "delivered again though resolved in this run"
-            assert number not in [other for other, _ in self.claimed[name]], "delivered twice at once"
-            self.claimed[name].append((number, handle))
+            self.claimed[name].append((self.check_delivered(name, handle.bundle), handle))
+
+    def check_delivered(self, name: str, bundle: Bundle) -> int:
+        number: int = bundle[30]["n"][0].as_py()
+        assert number in self.accepted, "invented"
+        assert number not in self.resolved[name], "delivered again though resolved in this run"
+        in_runs = [number for numbers, _ in self.runs[name] for number in numbers.values()]
+        assert number not in [*in_runs, *(other for other, _ in self.claimed[name])], "delivered twice at once"
+        return number
+
+    @rule(name=st.sampled_from(NAMES), count=st.integers(1, 6))
+    def take_run(self, name: str, count: int) -> None:
+        run = self.subscribers[name].next_run(count, timeout=0)
+        if run is not None:
+            numbers = {position: self.check_delivered(name, bundle) for position, bundle in run}
+            assert list(numbers) == list(range(run.first, run.last + 1))
+            assert list(numbers.values()) == sorted(numbers.values())
+            self.runs[name].append((numbers, run))
+
+    @precondition(lambda self: any(self.runs.values()))
+    @rule(
+        name=st.sampled_from(NAMES),
+        what=st.sampled_from(["ack", "ack through", "reject one", "reject", "nack", "drop"]),
+        data=st.data(),
+    )
+    def settle_run(self, name: str, what: str, data: st.DataObject) -> None:
+        if not self.runs[name]:
+            return
+        numbers, run = self.runs[name].pop(data.draw(st.integers(0, len(self.runs[name]) - 1)))
+        position = data.draw(st.sampled_from(sorted(numbers)))
+        decided = set(numbers)
+        if what == "ack through":
+            run.ack(through=position)
+            decided = {other for other in numbers if other <= position}
+        elif what == "reject one":
+            run.reject("odd", position=position)
+            decided = {position}
+        elif what == "nack":
+            run.nack(1.0)
+        elif what != "drop":
+            getattr(run, what)()
+        if what not in {"nack", "drop"}:
+            self.resolved[name] |= {numbers.pop(other) for other in decided}
+            if numbers:
+                assert [other for other, _ in run] == sorted(numbers)
+                self.runs[name].append((numbers, run))
+        del run
 
     @precondition(lambda self: any(self.claimed.values()))
     @rule(name=st.sampled_from(NAMES), what=st.sampled_from(["ack", "reject", "defer", "drop"]), data=st.data())
@@ -93,7 +142,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        self.claimed = {name: [] for name in NAMES}
+        self.forget_claims()
         self.store.close()
         self.durable = len(self.accepted)
         self.open()
@@ -113,7 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def forget_what_was_not_durable(self) -> None:
         """An acknowledgement may or may not have reached the disk: redelivery is allowed, loss is not."""
-        self.claimed = {name: [] for name in NAMES}
+        self.forget_claims()
         for name in NAMES:
             self.resolved_before[name] |= self.resolved[name]
             self.resolved[name] = set()
@@ -121,7 +170,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def drain(self) -> None:
         """Everything accepted is resolved, now or before, except for unsynced data that a power loss removed."""
-        self.claimed = {name: [] for name in NAMES}
+        self.forget_claims()
         self.store.seal()
         self.durable = len(self.accepted)
         self.clock.advance(10)

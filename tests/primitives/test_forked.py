@@ -125,19 +125,24 @@ def test_a_registered_object_can_be_garbage_collected():
 @pytest.mark.parametrize("cores", [None, 2])
 @in_a_clean_process
 def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
-    """Store, subscriber and handle; a handle that is dropped in the child returns nothing in the parent."""
+    """Store, subscriber, handle and run; a handle that is dropped in the child returns nothing in the parent."""
     with quiver.open(tmp_path / "store", cores=cores) as store:
         subscriber = store.register("reader", start="earliest")
-        for _ in range(4):
+        for _ in range(8):
             store.ingest(BUNDLE)
         store.seal()
+        runs = [subscriber.next_run(2, timeout=0) for _ in range(2)]
         held = [subscriber.next_bundle(timeout=0) for _ in range(2)]
 
         def child() -> str:
             said = refused(
                 lambda: store.ingest(BUNDLE), (store, "seal"), (store, "maintain"), (store, "stats"), held[0].ack,
                 held[0].defer, lambda: held[1].bundle, lambda: store.register("other"), subscriber.next_bundle,
+                lambda: list(runs[0]), runs[0].ack, runs[1].nack, subscriber.next_run,
             )  # fmt: skip
+            with runs.pop():
+                pass
+            runs.clear()
             with held.pop():
                 pass
             held.clear()
@@ -153,6 +158,9 @@ def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
         for handle in held:
             assert handle.bundle == BUNDLE
             handle.ack()
+        for run in runs:
+            assert [bundle for _, bundle in run] == [BUNDLE] * 2
+            run.ack()
         store.ingest(BUNDLE)
         store.seal()
         left = 0
@@ -160,7 +168,7 @@ def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
             left += len(handles)
             subscriber.ack_all(handles)
         assert left == 3
-    assert sum(1 for _ in quiver.read(tmp_path / "store").bundles()) == 5
+    assert sum(1 for _ in quiver.read(tmp_path / "store").bundles()) == 9
 
 
 @in_a_clean_process

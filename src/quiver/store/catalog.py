@@ -10,7 +10,8 @@ from __future__ import annotations
 import posixpath
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 
 import pyarrow as pa
 
@@ -36,9 +37,14 @@ least for one; otherwise the process would appear as large as the backlog that a
 COLD_BYTES_MAX = 128 * 1024 * 1024
 """Segments of the object tier are read from memory: this many bytes of them are cached, and at least one."""
 
-_Latest = tuple[int, Callable[[int], dict[int, pa.RecordBatch]], Sequence[int] | None]
-"""The segment that was read last, verified: its number, its reader of bundles, and their ingest times. Bundles of one
-segment are usually read in sequence."""
+_Latest = tuple[
+    int,
+    Callable[[int], dict[int, pa.RecordBatch]],
+    Sequence[int] | None,
+    Callable[[int, int], Iterator[dict[int, pa.RecordBatch]]],
+]
+"""The segment that was read last, verified: its number, its reader of bundles, their ingest times, and its reader of
+runs. Bundles of one segment are usually read in sequence."""
 
 
 class Catalog:
@@ -128,6 +134,22 @@ class Catalog:
         times = latest[2]
         return Bundle.of_read(latest[1](index), None if times is None else times[index], self._adapter)
 
+    def bundles(self, seq: int, first: int, end: int) -> Iterator[Bundle]:
+        """
+        Return the bundles *first* to *end* (excluded) of segment *seq*, each read when it is due.
+
+        Their buffers stay valid while they are held.
+
+        Raises:
+            BundleUnavailableError: no such segment or index.
+            CorruptionError: the segment's bytes are not what was written.
+        """
+        latest = self._latest
+        if latest is None or latest[0] != seq:
+            latest = self._look_at(seq)
+        times = repeat(None) if latest[2] is None else latest[2][first:end]
+        return Bundle.each_of_read(latest[3](first, end), times, self._adapter)
+
     def _look_at(self, seq: int) -> _Latest:
         info = self._segments.get(seq)
         if info is None:
@@ -141,7 +163,7 @@ class Catalog:
             if was_local and seq in self._cold:
                 return self._look_at(seq)  # the object tier still has it
             raise
-        latest = seq, reader.bundle, reader.manifest.ingested_times_ns
+        latest = seq, reader.bundle, reader.manifest.ingested_times_ns, reader.bundles
         with self._lock:
             if seq in self._segments:
                 self._latest = latest

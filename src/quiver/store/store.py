@@ -163,6 +163,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             next_seq=next_seq,
             profile=self.settings.format_profile,
             load=self.catalog.bundle,
+            load_run=self.catalog.bundles,
             clock=self._clock,
             observer=observer,
             progress_damage=self.settings.progress_damage,

@@ -65,6 +65,44 @@ def test_bundles_are_delivered_and_acknowledged_in_batches(rig: Rig) -> None:
         assert subscriber.lag().is_drained
 
 
+def test_runs_are_taken_of_one_core_at_a_time(rig: Rig) -> None:
+    """A run belongs to one core; parts of it are acknowledged, rejected, returned and split off."""
+    with rig.open() as store:
+        subscriber = store.register("one", start="earliest")
+        for number in range(12):
+            store.ingest(numbered(number))
+        store.seal()
+        with pytest.raises(UsageError, match="at least one"):
+            subscriber.next_run(0, timeout=0)
+        runs = [subscriber.next_run(timeout=0) for _ in range(3)]
+        assert sorted((run.core, run.segment, run.first, run.last, len(run)) for run in runs) == [
+            (core, 0, 0, 3, 4) for core in range(3)
+        ]
+        assert subscriber.next_run(timeout=0) is None
+        for run in runs:
+            assert [number_of(bundle) for _, bundle in run] == [run.core + 3 * place for place in range(4)]
+        first, second, third = runs
+        first.ack(through=2)
+        second.reject("no such table", position=1)
+        with second.split(3) as handle:
+            assert handle.core == second.core
+            handle.ack()
+        second.nack(1.0, position=0)
+        assert subscriber.lag().pending_bundles == 12 - 3 - 2
+        with third:
+            assert third.unreadable == ()
+            assert repr(third).startswith(f"CoreRun(core {third.core}")
+        first.nack()
+        second.ack()
+        rig.clock.advance(1.0)
+        left = 0
+        while (run := subscriber.next_run(timeout=0)) is not None:
+            left += len(run)
+            run.ack()
+        assert left == 1 + 1 + 4
+        assert subscriber.lag().is_drained
+
+
 def test_the_order_of_delivery_applies_in_every_core(rig: Rig) -> None:
     """Newest first in each, also in one that is opened later; an unknown order is refused."""
     with rig.open() as store:

@@ -7,11 +7,21 @@ from hypothesis import strategies as st
 from quiver.store.subscribers.queue import ClaimableBitmap
 
 INDEX = st.one_of(st.integers(0, 5), st.sampled_from([510, 511, 512, 513, 1023, 1024]), st.integers(0, 65_535))
-STEP = st.tuples(st.sampled_from(["add", "discard", "first", "some", "last"]), INDEX)
+STEP = st.tuples(st.sampled_from(["add", "discard", "first", "some", "last", "run", "last run"]), INDEX)
+RANGES = st.lists(st.tuples(INDEX, st.integers(1, 1_200)), max_size=3)
 
 
-@given(st.sets(INDEX), st.lists(STEP, max_size=60))
-def test_the_bitmap_behaves_like_a_set(at_first, steps):
+def consecutive(model, count, *, from_end):
+    step = -1 if from_end else 1
+    found = [max(model) if from_end else min(model)]
+    while len(found) < count and found[-1] + step in model:
+        found.append(found[-1] + step)
+    return sorted(found)
+
+
+@given(RANGES, st.sets(INDEX), st.lists(STEP, max_size=60))
+def test_the_bitmap_behaves_like_a_set(ranges, at_first, steps):
+    at_first |= {index for first, length in ranges for index in range(first, first + length)}
     free, model = ClaimableBitmap(sum(1 << index for index in at_first)), set(at_first)
     for what, number in steps:
         if what == "add":
@@ -24,6 +34,12 @@ def test_the_bitmap_behaves_like_a_set(at_first, steps):
             expected = sorted(model)[: number % 7]
             assert free.pop_some(number % 7) == expected
             model.difference_update(expected)
+        elif "run" in what:
+            if model:
+                first, length = (free.pop_run if what == "run" else free.pop_last_run)(number % 600 + 1)
+                expected = consecutive(model, number % 600 + 1, from_end=what == "last run")
+                assert list(range(first, first + length)) == expected
+                model.difference_update(expected)
         elif model:
             expected, pop = (min(model), free.pop_first) if what == "first" else (max(model), free.pop_last)
             assert pop() == expected

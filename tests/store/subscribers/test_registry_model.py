@@ -12,6 +12,7 @@ from registry_rig import ROOT, Bench, dropped
 from quiver.bundle import BundleRef
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.subscribers.claims import BundleHandle
+from quiver.store.subscribers.runs import BundleRun
 from quiver.store.subscribers.state import SegmentRef
 
 NAMES = ("a", "b", "c")
@@ -32,7 +33,7 @@ class _RegistryMachine(RuleBasedStateMachine):
         self.next_seq = 0
         self.resolved: dict[str, set[BundleRef]] = {name: set() for name in NAMES}
         self.durable: dict[str, set[BundleRef]] = {name: set() for name in NAMES}
-        self.out: dict[str, dict[BundleRef, BundleHandle]] = {name: {} for name in NAMES}
+        self.out: dict[str, dict[BundleRef, BundleHandle | BundleRun]] = {name: {} for name in NAMES}
         self.waiting: dict[str, dict[BundleRef, float]] = {name: {} for name in NAMES}
         self.ledger: list[DroppedSegment] = []
 
@@ -103,12 +104,63 @@ class _RegistryMachine(RuleBasedStateMachine):
             self.out[name][handle.ref] = handle
             self.waiting[name].pop(handle.ref, None)
 
+    @rule(name=st.sampled_from(NAMES), count=st.integers(1, 12))
+    def take_run(self, name: str, count: int) -> None:
+        free = self.free(name)
+        run = self.subscribers[name].next_run(count, timeout=0)
+        assert (run is None) == (not free)
+        if run is None:
+            return
+        refs = [BundleRef(run.segment, position) for position in range(run.first, run.last + 1)]
+        assert len(refs) == len(run) <= count
+        assert set(refs) <= free
+        before, after = BundleRef(run.segment, run.first - 1), BundleRef(run.segment, run.last + 1)
+        assert len(run) == count or after not in free or (name == "b" and before not in free)
+        if name == "a":
+            assert refs[0] == min(free)
+        for ref in refs:
+            self.out[name][ref] = run
+            self.waiting[name].pop(ref, None)
+
+    def runs(self, name: str) -> list[BundleRun]:
+        found = {id(held): held for held in self.out[name].values() if isinstance(held, BundleRun)}
+        return sorted(found.values(), key=lambda run: (run.segment, run.first))
+
+    @precondition(lambda self: any(map(self.runs, NAMES)))
+    @rule(
+        data=st.data(), what=st.sampled_from(["ack", "ack through", "reject", "nack", "nack later", "leave", "forget"])
+    )
+    def decide_run(self, data: st.DataObject, what: str) -> None:
+        name = data.draw(st.sampled_from([name for name in NAMES if self.runs(name)]))
+        run = data.draw(st.sampled_from(self.runs(name)))
+        left = {ref for ref, held in self.out[name].items() if held is run}
+        if what == "ack through":
+            through = data.draw(st.integers(run.first, run.last))
+            left = {ref for ref in left if ref.index <= through}
+            run.ack(through=through)
+        elif what == "leave":
+            with run:
+                pass
+        elif what in {"ack", "reject", "nack"}:
+            getattr(run, what)()
+        elif what == "nack later":
+            run.nack(5.0)
+            self.waiting[name].update(dict.fromkeys(left, self.bench.clock.monotonic() + 5.0))
+        for ref in left:
+            del self.out[name][ref]
+        if what in {"ack", "ack through", "reject"}:
+            self.resolved[name] |= left
+
+    def pop_handle(self, name: str, ref: BundleRef) -> BundleHandle:
+        held = self.out[name].pop(ref)
+        return held.split(ref.index) if isinstance(held, BundleRun) else held
+
     @precondition(lambda self: any(self.out.values()))
     @rule(data=st.data())
     def ack_all(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from([name for name in NAMES if self.out[name]]))
         refs = data.draw(st.lists(st.sampled_from(sorted(self.out[name])), unique=True))
-        self.subscribers[name].ack_all([self.out[name].pop(ref) for ref in refs])
+        self.subscribers[name].ack_all([self.pop_handle(name, ref) for ref in refs])
         self.resolved[name].update(refs)
 
     @precondition(lambda self: any(self.out.values()))
@@ -116,7 +168,7 @@ class _RegistryMachine(RuleBasedStateMachine):
     def decide(self, data: st.DataObject, what: str) -> None:
         name = data.draw(st.sampled_from([name for name in NAMES if self.out[name]]))
         ref = data.draw(st.sampled_from(sorted(self.out[name])))
-        handle = self.out[name].pop(ref)
+        handle = self.pop_handle(name, ref)
         if what in {"ack", "reject"}:
             getattr(handle, what)()
             self.resolved[name].add(ref)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import Clock
@@ -17,15 +17,18 @@ from quiver.errors import BundleUnavailableError, StoreClosedError, UnknownSubsc
 from quiver.lazy_names import lazy_names, warn_renamed
 from quiver.store.subscribers.claims import BundleHandle
 from quiver.store.subscribers.records import SubscriberLag
+from quiver.store.subscribers.runs import BundleRun
 from quiver.store.subscribers.state import Rewound
 from quiver.store.subscribers.subscriber import Subscriber
 
-__all__ = ["CoreHandle", "MultiCoreSubscriber", "require_no_place"]
+__all__ = ["CoreHandle", "CoreRun", "MultiCoreSubscriber", "require_no_place"]
 
 if not TYPE_CHECKING:
     __getattr__, _ = lazy_names(
         __name__, {__name__: "MultiCoreSubscriber"}, renamed={"ShardedSubscriber": "MultiCoreSubscriber"}
     )
+
+_T = TypeVar("_T")
 
 _MOMENT_S = 1e-6
 _WAIT_S = 0.02
@@ -112,6 +115,100 @@ class CoreHandle:
         return f"CoreHandle(core {self.core}, {self.handle!r})"
 
 
+class CoreRun:
+    """A run of bundles of one core, claimed for one subscriber."""
+
+    __slots__ = ("core", "run")
+
+    def __init__(self, core: int, run: BundleRun) -> None:
+        self.core = core
+        """The core whose store has the bundles. Together with `segment` and a position it identifies a bundle."""
+        self.run = run
+        """The core's own run."""
+
+    @property
+    def segment(self) -> int:
+        """The number of the segment, within its core's store."""
+        return self.run.segment
+
+    @property
+    def first(self) -> int:
+        """The position of the first bundle."""
+        return self.run.first
+
+    @property
+    def last(self) -> int:
+        """The position of the last bundle."""
+        return self.run.last
+
+    @property
+    def unreadable(self) -> tuple[int, ...]:
+        """The positions of bundles that could not be read; see `BundleRun.unreadable`."""
+        return self.run.unreadable
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def __iter__(self) -> Iterator[tuple[int, Bundle]]:
+        return iter(self.run)
+
+    def ack(self, *, through: int | None = None) -> None:
+        """
+        Acknowledge the run, or its bundles up to *through*; see `BundleRun.ack`.
+
+        Raises:
+            UsageError: *through* is not a position of the run.
+            BundleUnavailableError: the run was rejected, deferred or returned before.
+            StoreClosedError: the store is closed; the bundles will be delivered again.
+        """
+        self.run.ack(through=through)
+
+    def nack(self, delay: float = 0.0, *, position: int | None = None) -> None:
+        """
+        Return the run, or one bundle of it, to be delivered again after *delay* seconds; see `BundleRun.nack`.
+
+        Raises:
+            UsageError: *delay* or *position* is invalid.
+            BundleUnavailableError: the run was acknowledged, rejected or returned before.
+            StoreClosedError: the store is closed; the bundles will be delivered again.
+        """
+        self.run.nack(delay, position=position)
+
+    def reject(self, reason: str = "", *, position: int | None = None) -> None:
+        """
+        Reject the run, or one bundle of it, because it can never be processed; see `BundleRun.reject`.
+
+        Raises:
+            UsageError: *reason* or *position* is invalid; nothing was decided.
+            BundleUnavailableError: the run was acknowledged, deferred or returned before.
+            StoreClosedError: the store is closed; the bundles will be delivered again.
+        """
+        self.run.reject(reason, position=position)
+
+    def split(self, position: int) -> CoreHandle:
+        """
+        Take one bundle out of the run and return its handle; see `BundleRun.split`.
+
+        Raises:
+            UsageError: *position* is not one of the run.
+            BundleUnavailableError: the bundle was decided, returned or split off before.
+            StoreClosedError: the store is closed; the bundle will be delivered again.
+        """
+        return CoreHandle(self.core, self.run.split(position))
+
+    def __enter__(self) -> Self:
+        self.run.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.run.__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"CoreRun(core {self.core}, {self.run!r})"
+
+
 class MultiCoreSubscriber:
     """
     One consumer of all cores that this process has open. Several threads may share it.
@@ -148,8 +245,8 @@ class MultiCoreSubscriber:
             UnknownSubscriberError: it was unregistered.
             StoreClosedError: the store was closed, even while waiting.
         """
-        handles = self._next(1, timeout)
-        return handles[0] if handles else None
+        found = self._next(lambda part, timeout_s: part.next_bundle(timeout_s), timeout)
+        return None if found is None else CoreHandle(*found)
 
     def next_bundles(self, count: int, timeout: float | None = None) -> list[CoreHandle]:
         """
@@ -164,9 +261,27 @@ class MultiCoreSubscriber:
             UnknownSubscriberError: it was unregistered.
             StoreClosedError: the store was closed, even while waiting.
         """
-        return self._next(count, timeout)
+        found = self._next(lambda part, timeout_s: part.next_bundles(count, timeout_s), timeout)
+        return [] if found is None else [CoreHandle(found[0], handle) for handle in found[1]]
 
-    def _next(self, count: int, timeout: float | None) -> list[CoreHandle]:
+    def next_run(self, count_max: int = 256, timeout: float | None = None) -> CoreRun | None:
+        """
+        Claim a run of the next core that has a pending bundle; see `Subscriber.next_run`.
+
+        Returns:
+            The run, or None after the timeout.
+
+        Raises:
+            UsageError: *count_max* is below 1.
+            DirectoryInUseError: another process works for this subscriber in one of the cores.
+            UnknownSubscriberError: it was unregistered.
+            StoreClosedError: the store was closed, even while waiting.
+        """
+        found = self._next(lambda part, timeout_s: part.next_run(count_max, timeout_s), timeout)
+        return None if found is None else CoreRun(*found)
+
+    def _next(self, take: Callable[[Subscriber, float], _T | None], timeout: float | None) -> tuple[int, _T] | None:
+        """Return what *take* returns for the next core that has something, and the core; None after the timeout."""
         deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
         while True:
             parts = list(self._parts.items())
@@ -174,22 +289,23 @@ class MultiCoreSubscriber:
                 raise UnknownSubscriberError(f"there is no subscriber {self.id!r} in any core")
             turn = next(self._turn) % len(parts)
             for core, part in parts[turn:] + parts[:turn]:
-                handles = self._take(core, part, count, 0.0)
-                if handles:
-                    return handles
+                taken = self._take(core, part, take, 0.0)
+                if taken:
+                    return core, taken
             left = deadline - self._clock.monotonic()
             if left < _MOMENT_S:
-                return []
+                return None
             core, part = parts[turn]
-            handles = self._take(core, part, count, min(left, _WAIT_S))
-            if handles:
-                return handles
+            taken = self._take(core, part, take, min(left, _WAIT_S))
+            if taken:
+                return core, taken
 
-    def _take(self, core: int, part: Subscriber, count: int, timeout_s: float) -> list[CoreHandle]:
-        handles: list[BundleHandle] = []
+    def _take(
+        self, core: int, part: Subscriber, take: Callable[[Subscriber, float], _T | None], timeout_s: float
+    ) -> _T | None:
         with self._unless_removed(core, part):
-            handles = part.next_bundles(count, timeout_s)
-        return [CoreHandle(core, handle) for handle in handles]
+            return take(part, timeout_s)
+        return None  # type: ignore[unreachable] # `_unless_removed` suppresses an error
 
     @contextlib.contextmanager
     def _unless_removed(self, core: int, part: Subscriber) -> Iterator[None]:

@@ -5,6 +5,7 @@ message after message costs less than looking each one up, and has the same resu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,8 @@ __all__ = ["InOrder"]
 
 _ALIGNMENT = 8
 _CONTINUATION = b"\xff\xff\xff\xff"
+_CHUNK_BITS = 32
+_PLACES_MAX = 256
 _HEAD_BYTES_MAX = 128
 """The first message of an Arrow file starts within this many bytes: after 8 by the format, after 64 in ours."""
 
@@ -27,24 +30,35 @@ class InOrder:
     __slots__ = ("_places",)
 
     def __init__(self) -> None:
-        # By stream: the number of the next chunk, and its reader.
-        self._places: dict[int, list[Any]] = {}
+        # By stream and number of the next chunk: its reader. Two consumers read one stream at two places.
+        self._places: dict[int, Any] = {}
 
     def next(self, stream_id: int, chunk_index: int) -> pa.RecordBatch | None:
-        """
-        Return chunk *chunk_index* of a stream if it follows the last one that was requested; None
-        otherwise.
-        """
-        place = self._places.get(stream_id)
-        if place is None or place[0] != chunk_index:
+        """Return chunk *chunk_index* of a stream if it follows one that was requested; None otherwise."""
+        key = stream_id << _CHUNK_BITS | chunk_index
+        read_next = self._places.pop(key, None)
+        if read_next is None:
             return None
-        place[0] = chunk_index + 1
         try:
-            batch: pa.RecordBatch = place[1]()
+            batch: pa.RecordBatch = read_next()
         except (pa.ArrowException, OSError, StopIteration):
-            del self._places[stream_id]
             return None
+        self._places[key + 1] = read_next
         return batch
+
+    def lend(self, stream_id: int, chunk_index: int) -> Callable[[], pa.RecordBatch] | None:
+        """
+        Return a function that reads chunk *chunk_index* and, called again, the following ones; None if there is none.
+
+        It belongs to the caller until `give_back`. It raises an Arrow error, `OSError` or `StopIteration` when it
+        cannot read a chunk.
+        """
+        found: Callable[[], pa.RecordBatch] | None = self._places.pop(stream_id << _CHUNK_BITS | chunk_index, None)
+        return found
+
+    def give_back(self, stream_id: int, chunk_index: int, read_next: Callable[[], pa.RecordBatch]) -> None:
+        """Return a function of `lend` that reads *chunk_index* next. The only method that needs no lock."""
+        self._places[stream_id << _CHUNK_BITS | chunk_index] = read_next
 
     def begin(self, stream_id: int, data: memoryview, first: pa.RecordBatch) -> None:
         """Continue after *first*, chunk 0 of the stream whose Arrow file is *data*."""
@@ -58,7 +72,9 @@ class InOrder:
         except (pa.ArrowException, OSError, StopIteration):
             return
         if again.num_rows == first.num_rows and again.schema.equals(first.schema, check_metadata=True):
-            self._places[stream_id] = [1, messages.read_next_batch]
+            while len(self._places) >= _PLACES_MAX:
+                del self._places[next(iter(self._places))]  # the one that was not used for longest
+            self._places[stream_id << _CHUNK_BITS | 1] = messages.read_next_batch
 
     def clear(self) -> None:
         """Release all streams."""

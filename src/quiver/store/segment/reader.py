@@ -209,6 +209,60 @@ class SegmentReader:
         places.sort(key=slot_ids.__getitem__)  # ours are ascending; other engines write them in any order
         return {slot_ids[at]: self.batch(stream_ids[at], chunks[at], columns) for at in places}
 
+    def bundles(self, first: int, end: int) -> Iterator[dict[int, pa.RecordBatch]]:
+        """
+        Yield the bundles *first* to *end* (excluded) as slot → batch, each read when it is due.
+
+        Bundles with a single slot that lie in sequence in one stream are read message after message, without a lock or
+        a look-up for each.
+
+        Raises:
+            BundleUnavailableError: one of the bundles does not exist.
+            CorruptionError: the file is not what was written.
+            StoreClosedError: the reader was closed.
+        """
+        place = self._sequence(first, end)
+        if place is not None:
+            slot, stream_id, chunk = place
+            begin = chunk - first
+            if chunk == 0:  # begins the sequence
+                yield {slot: self._whole(stream_id, 0)}
+                first += 1
+            with self._lock:
+                read_next = self._in_order.lend(stream_id, first + begin)
+            if read_next is not None:
+                try:
+                    while first < end:
+                        try:
+                            batch = read_next()
+                        except (*_ARROW_ERRORS, StopIteration):
+                            read_next = None  # the table of the file decides
+                            break
+                        first += 1
+                        yield {slot: batch}
+                finally:
+                    # Perhaps called by the garbage collector, in a thread that holds the lock.
+                    if read_next is not None and self._view is not None:
+                        self._in_order.give_back(stream_id, first + begin, read_next)
+        yield from map(self.bundle, range(first, end))
+
+    def _sequence(self, first: int, end: int) -> tuple[int, int, int] | None:
+        """Return slot, stream and first chunk if the bundles are single chunks in sequence in one stream."""
+        if not self._verified:
+            self.verify()
+        if not 0 <= first < end <= self.manifest.bundle_count:
+            return None
+        ends, slot_ids, stream_ids, chunks = self._places
+        start, count = ends[first], end - first
+        if ends[first : end + 1].tolist() != list(range(start, start + count + 1)):
+            return None
+        stream_id, chunk = stream_ids[start], chunks[start]
+        if stream_ids[start : start + count].tolist().count(stream_id) != count:
+            return None
+        if chunks[start : start + count].tolist() != list(range(chunk, chunk + count)):
+            return None
+        return slot_ids[start], stream_id, chunk
+
     def batch(self, stream_id: int, chunk_index: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """
         Return one batch of one stream. Its buffers point into the file and stay valid as long as they are referenced.

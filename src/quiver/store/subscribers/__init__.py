@@ -12,6 +12,7 @@ module                  purpose
 `progress_store.py`     progress files on disk: read, replace, own; usable without a store
 `records.py`            one subscriber in an open store: live state, durable state, ownership
 `claims.py`             bundles that are handed out: take, wait, decide; `BundleHandle`
+`runs.py`               runs: consecutive bundles that are handed out together; `BundleRun`
 `subscribers.py`        all subscribers of an open store: register, refresh, rewind, remove
 `subscriber.py`         the public API: `Subscriber`, and the methods of `Store` about subscribers
 `drop_applier.py`       segments that policy dropped, resolved for every subscriber

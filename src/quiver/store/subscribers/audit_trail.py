@@ -37,7 +37,7 @@ _READ_BYTES_MAX = 1 << 32
 
 class AuditTrail:
     """
-    Writes the trail. One thread at a time may call `resolved` and `dropped`, and another `write` and `close`.
+    Writes the trail. One thread at a time may add outcomes, and another call `write` and `close`.
 
     Args:
         fs: the file system.
@@ -64,12 +64,16 @@ class AuditTrail:
         """Add the outcome of one bundle."""
         self._note(AuditRecord(self._clock.now_ns(), subscriber, segment, ((index, index),), outcome, why))
 
-    def dropped(self, subscriber: str, segment: int, bits: int, *, why: str) -> None:
-        """Add that the bundles whose bits are set will never be delivered."""
+    def resolved_many(self, subscriber: str, segment: int, bits: int, outcome: Outcome, why: str = "") -> None:
+        """Add the outcome of the bundles whose bits are set."""
         ranges = ranges_of(bits)
         for first in range(0, len(ranges), AUDIT_RANGES_MAX):
             part = ranges[first : first + AUDIT_RANGES_MAX]
-            self._note(AuditRecord(self._clock.now_ns(), subscriber, segment, part, "dropped", why))
+            self._note(AuditRecord(self._clock.now_ns(), subscriber, segment, part, outcome, why))
+
+    def dropped(self, subscriber: str, segment: int, bits: int, *, why: str) -> None:
+        """Add that the bundles whose bits are set will never be delivered."""
+        self.resolved_many(subscriber, segment, bits, "dropped", why)
 
     def _note(self, record: AuditRecord) -> None:
         self._noted.append(record)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.errors import BundleUnavailableError, CorruptionError, UsageError
 from quiver.lazy_names import warn_renamed
 from quiver.store.format.audit import Outcome
-from quiver.store.subscribers.queue import DeliveryQueue
+from quiver.store.subscribers.queue import DeliveryQueue, RunClaim
 from quiver.store.subscribers.records import SubscriberRecord, SubscriberTable
 
 __all__ = ["WAIT_S_MAX", "BundleHandle", "Claims"]
+
+_T = TypeVar("_T")
 
 WAIT_S_MAX = 1.0
 """Waiters check for bundles this often. The garbage collector may drop a handle in a thread that holds the lock, and
@@ -135,6 +137,8 @@ class Claims:
         table: the subscribers.
         load: reads one bundle; called outside all locks.
         begin: called before the first claim for a subscriber: makes this process its owner.
+        load_run: reads bundles of a segment in turn, given its number, the first index, and the index after the last;
+            called outside all locks. Without it they are read one by one.
     """
 
     def __init__(
@@ -142,8 +146,10 @@ class Claims:
         table: SubscriberTable,
         load: Callable[[BundleRef], Bundle],
         begin: Callable[[SubscriberRecord], None],
+        load_run: Callable[[int, int, int], Iterator[Bundle]] | None = None,
     ) -> None:
         self.load = load
+        self.load_run = load_run if load_run is not None else self._load_each
         self._table = table
         self._begin = begin
         self._clock = table.clock
@@ -151,7 +157,10 @@ class Claims:
         self._condition = table.condition
         self._lock = table.lock
         self._segments = table.segments
-        self._dropped: deque[tuple[DeliveryQueue, BundleRef]] = deque()
+        self._dropped: deque[tuple[DeliveryQueue, BundleRef] | RunClaim] = deque()
+
+    def _load_each(self, segment: int, first: int, end: int) -> Iterator[Bundle]:
+        return (self.load(BundleRef(segment, index)) for index in range(first, end))
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -163,8 +172,7 @@ class Claims:
             queue = self.queue_of(record)
             ref = queue.take(self._clock.monotonic())
             if ref is None and timeout_s != 0:
-                queue, refs = self._wait_for(record, 1, timeout_s)
-                ref = refs[0] if refs else None
+                queue, ref = self._wait_for(record, DeliveryQueue.take, timeout_s)
             return None if ref is None else BundleHandle(self, record, queue, ref)
 
     def take_many(self, record: SubscriberRecord, count: int, timeout_s: float | None) -> list[BundleHandle]:
@@ -174,20 +182,29 @@ class Claims:
         if record.queue is None or not self._table.is_active:
             self._begin(record)
         with self._condition:
-            queue, refs = self._wait_for(record, count, timeout_s)
-            return [BundleHandle(self, record, queue, ref) for ref in refs]
+            queue, refs = self._wait_for(record, lambda queue, now_s: queue.take_many(now_s, count), timeout_s)
+            return [BundleHandle(self, record, queue, ref) for ref in refs or ()]
+
+    def take_run(self, record: SubscriberRecord, count_max: int, timeout_s: float | None) -> RunClaim | None:
+        """Claim the next run of up to *count_max* bundles; see `Subscriber.next_run`."""
+        if count_max < 1:
+            raise UsageError(f"next_run({count_max}): ask for at least one bundle")
+        if record.queue is None or not self._table.is_active:
+            self._begin(record)
+        with self._condition:
+            return self._wait_for(record, lambda queue, now_s: queue.take_run(now_s, count_max), timeout_s)[1]
 
     def _wait_for(
-        self, record: SubscriberRecord, count: int, timeout_s: float | None
-    ) -> tuple[DeliveryQueue, list[BundleRef]]:
-        """Claim up to *count* bundles as soon as there is one; none if *timeout_s* passes first."""
+        self, record: SubscriberRecord, take: Callable[[DeliveryQueue, float], _T | None], timeout_s: float | None
+    ) -> tuple[DeliveryQueue, _T | None]:
+        """Return what *take* claims as soon as it claims something; nothing if *timeout_s* passes first."""
         deadline = math.inf if timeout_s is None else self._clock.monotonic() + timeout_s
         while True:
             queue = self.queue_of(record)
             now = self._clock.monotonic()
-            refs = queue.take_many(now, count)
-            if refs or now >= deadline:
-                return queue, refs
+            taken = take(queue, now)
+            if taken or now >= deadline:
+                return queue, taken
             due = queue.next_due_s()
             until = min(deadline, math.inf if due is None else due, now + WAIT_S_MAX)
             self._clock.wait(self._condition, until - now)
@@ -261,6 +278,91 @@ class Claims:
             self._condition.notify_all()
         self._observer.count("quiver.subscriber.deferred_bundles_total", subscriber=record.id)
 
+    # ── runs ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def settle_run(
+        self, record: SubscriberRecord, run: RunClaim, bits: int, outcome: Outcome, reason: str = ""
+    ) -> None:
+        """Resolve those of *bits* that *run* still claims as "acked" or "rejected"; see `BundleRun`."""
+        with self._lock:
+            bits = self._claimed_bits(record, run, bits, outcome)
+            segment = self._segments.get(run.segment)
+            new = 0
+            if segment is not None and bits:
+                new = record.state.resolve_run(run.segment, run.first, bits, segment.bundle_count)
+            if new:
+                record.is_dirty = True
+                if self._table.audit is not None:
+                    self._table.audit.resolved_many(record.id, run.segment, new << run.first, outcome, reason)
+            run.queue.end_run(run, bits)
+            run.outcome = outcome
+            if outcome == "acked":
+                record.acked_uncounted += new.bit_count()
+                return
+        if new:
+            self._observer.count("quiver.subscriber.rejected_bundles_total", new.bit_count(), subscriber=record.id)
+
+    def defer_run(self, record: SubscriberRecord, run: RunClaim, seconds: float) -> None:
+        """Return what *run* still claims for later delivery; see `BundleRun.nack`."""
+        with self._condition:
+            count = self._claimed_bits(record, run, run.left, "deferred").bit_count()
+            run.queue.release_run(run, due_s=self._clock.monotonic() + seconds if seconds else None)
+            run.outcome = "deferred"
+            self._condition.notify_all()
+        self._observer.count("quiver.subscriber.deferred_bundles_total", count, subscriber=record.id)
+
+    def split(self, record: SubscriberRecord, run: RunClaim, index: int, *, is_unreadable: bool) -> BundleHandle:
+        """Take one bundle out of *run*; see `BundleRun.split`."""
+        ref = BundleRef(run.segment, index)
+        with self._condition:
+            queue = self.queue_of(record)
+            if queue is not run.queue or not (ref in run or is_unreadable):
+                raise BundleUnavailableError(f"the run has no claim on bundle {ref}")
+            handle = BundleHandle(self, record, queue, ref)
+            if ref in run:
+                queue.split(run, ref)
+            else:
+                handle.outcome = "unreadable"
+            return handle
+
+    def give_back_run(self, run: RunClaim) -> None:
+        """End the claim of *run* without a decision, even if the store is closed."""
+        with self._condition:
+            if run.left:
+                run.queue.release_run(run)
+                run.outcome = "returned"
+                self._condition.notify_all()
+
+    def give_back_unreadable_of(self, record: SubscriberRecord, run: RunClaim, index: int) -> bool:
+        """End the claim on one bundle of *run* because it could not be read; return whether *run* had one."""
+        ref = BundleRef(run.segment, index)
+        with self._condition:
+            was_claimed = ref in run
+            if was_claimed:
+                run.queue.end_run(run, 1 << index - run.first)
+                run.queue.release_unreadable(ref)
+                self._condition.notify_all()
+        self._observer.count("quiver.subscriber.read_errors_total", subscriber=record.id)
+        return was_claimed
+
+    def dropped_run(self, run: RunClaim) -> None:
+        """Return the bundles of a run that was garbage collected. Never waits for a lock."""
+        self._dropped.append(run)
+        self._wake()
+
+    def _claimed_bits(self, record: SubscriberRecord, run: RunClaim, bits: int, outcome: str) -> int:
+        """Return those of *bits* that *run* claims. Under the condition."""
+        queue = self.queue_of(record)
+        if not run.left:
+            if run.outcome not in {None, outcome}:
+                name = f"run {run.segment}:{run.first}-{run.first + run.count - 1}"
+                raise BundleUnavailableError(f"{name} cannot be {outcome}: it was {run.outcome} already")
+        elif run.queue is not queue:
+            raise BundleUnavailableError(f"the claim on bundles of segment {run.segment} has ended")
+        return bits & run.left
+
+    # ── without a decision ───────────────────────────────────────────────────────────────────────────
+
     def give_back(self, handle: BundleHandle) -> None:
         """End the claim of *handle* without a decision, even if the store is closed."""
         with self._condition:
@@ -286,6 +388,9 @@ class Claims:
         waits for. So this only records the bundle; the next call that looks for one returns it to the queue.
         """
         self._dropped.append((handle.queue, handle.ref))
+        self._wake()
+
+    def _wake(self) -> None:
         if self._condition.acquire(blocking=False):
             try:
                 self._condition.notify_all()
@@ -306,8 +411,12 @@ class Claims:
         if self._table.is_closed or record.is_removed:
             record.require()
         while self._dropped:
-            queue, ref = self._dropped.popleft()
-            queue.release(ref)
+            dropped = self._dropped.popleft()
+            if isinstance(dropped, RunClaim):
+                dropped.queue.release_run(dropped)
+            else:
+                queue, ref = dropped
+                queue.release(ref)
         if record.queue is None:
             raise BundleUnavailableError(f"subscriber {record.id!r} was released; its claims have ended")
         return record.queue

@@ -17,7 +17,7 @@ not be read is delivered again when nothing else is pending.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Literal, get_args
@@ -26,7 +26,7 @@ from quiver.bundle import BundleRef
 from quiver.errors import BundleUnavailableError, UsageError
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
-__all__ = ["BACKFILL_EVERY", "ClaimableBitmap", "DeliveryQueue", "Order", "check_order"]
+__all__ = ["BACKFILL_EVERY", "ClaimableBitmap", "DeliveryQueue", "Order", "RunClaim", "check_order"]
 
 Order = Literal["oldest", "newest", "round_robin"]
 
@@ -132,6 +132,43 @@ class ClaimableBitmap:
         self.count -= wanted
         return found
 
+    def pop_run(self, count: int) -> tuple[int, int]:
+        """Remove the lowest index and up to *count* consecutive ones; return the first and how many. Not if empty."""
+        words = self._words
+        first = self.pop_first()
+        length = 1
+        while length < count:
+            at, bit = divmod(first + length, _WORD_BITS)
+            rest = words[at] >> bit if at < len(words) else 0
+            found = min((~rest & (rest + 1)).bit_length() - 1, count - length)
+            if not found:
+                break
+            words[at] ^= ((1 << found) - 1) << bit
+            self.count -= found
+            length += found
+            if bit + found < _WORD_BITS:
+                break
+        return first, length
+
+    def pop_last_run(self, count: int) -> tuple[int, int]:
+        """Remove the highest index and up to *count* consecutive ones; return the first and how many. Not if empty."""
+        words = self._words
+        first = self.pop_last()
+        length = 1
+        while length < count and first:
+            at, bit = divmod(first - 1, _WORD_BITS)
+            gaps = ~words[at] & ((2 << bit) - 1)
+            found = min(bit + 1 - gaps.bit_length(), count - length)
+            if not found:
+                break
+            words[at] ^= ((1 << found) - 1) << (bit + 1 - found)
+            self.count -= found
+            first -= found
+            length += found
+            if found <= bit:
+                break
+        return first, length
+
     def pop_last(self) -> int:
         """Remove and return the highest index. The set must not be empty."""
         words, at = self._words, self._high
@@ -144,12 +181,47 @@ class ClaimableBitmap:
         return at * _WORD_BITS + bit
 
 
+class RunClaim:
+    """
+    The claim on a run: consecutive bundles of one segment. Not thread-safe.
+
+    Attributes:
+        queue: the queue that has the claim.
+        segment: the segment.
+        first: the index of its first bundle.
+        count: the number of its bundles.
+        left: the bundles that are still claimed: bit n is set for bundle first + n.
+        outcome: the latest decision about the run or a part of it; None before the first.
+    """
+
+    __slots__ = ("count", "first", "left", "outcome", "queue", "segment")
+
+    def __init__(self, queue: DeliveryQueue, segment: int, first: int, count: int) -> None:
+        self.queue = queue
+        self.segment = segment
+        self.first = first
+        self.count = count
+        self.left = (1 << count) - 1
+        self.outcome: str | None = None
+
+    def refs(self, bits: int) -> Iterator[BundleRef]:
+        """Iterate over the bundles of *bits*, ascending."""
+        while bits:
+            lowest = bits & -bits
+            bits ^= lowest
+            yield BundleRef(self.segment, self.first + lowest.bit_length() - 1)
+
+    def __contains__(self, ref: BundleRef) -> bool:
+        at = ref.index - self.first
+        return 0 <= at < self.count and bool(self.left >> at & 1)
+
+
 class DeliveryQueue:
     """
     The claims of one subscriber, and the order of its pending bundles. Not thread-safe.
 
-    A pending bundle is in exactly one of `_free`, `_claimed`, `_delayed` and `_unreadable`. The set of a segment is
-    created when it is first needed; until then none of its bundles is in the other three.
+    A pending bundle is in exactly one of `_free`, `_claimed`, `_runs`, `_delayed` and `_unreadable`. The set of a
+    segment is created when it is first needed; until then none of its bundles is in the other four.
     """
 
     def __init__(self, state: SubscriberState, segments: Segments, *, order: Order = "oldest") -> None:
@@ -165,6 +237,7 @@ class DeliveryQueue:
         self._taken = 0
         self._turn = -1
         self._claimed: set[BundleRef] = set()
+        self._runs: dict[int, list[RunClaim]] = {}
         self._delayed: dict[BundleRef, float] = {}
         self._due: list[tuple[float, BundleRef]] = []
         self._unreadable: dict[BundleRef, None] = {}
@@ -172,7 +245,7 @@ class DeliveryQueue:
     @property
     def claimed_count(self) -> int:
         """The number of claimed bundles."""
-        return len(self._claimed)
+        return len(self._claimed) + sum(run.left.bit_count() for runs in self._runs.values() for run in runs)
 
     @property
     def deferred_count(self) -> int:
@@ -181,11 +254,11 @@ class DeliveryQueue:
 
     def is_claimed(self, ref: BundleRef) -> bool:
         """Return whether *ref* is claimed."""
-        return ref in self._claimed
+        return ref in self._claimed or any(ref in run for run in self._runs.get(ref.segment, ()))
 
     def claimed_segments(self) -> set[int]:
         """Return the segments that have a claimed bundle."""
-        return {ref.segment for ref in self._claimed}
+        return {ref.segment for ref in self._claimed} | self._runs.keys()
 
     def sealed(self, segment: SegmentRef) -> None:
         """Add a new segment."""
@@ -212,7 +285,8 @@ class DeliveryQueue:
             del self._free[seq]
         behind = [segment.seq for segment in self._segments.between(to.segment) if not self._state.is_complete(segment)]
         self._open = self._open[: bisect_left(self._open, to.segment)] + behind
-        for ref in (*self._claimed, *self._delayed, *self._unreadable):
+        in_runs = (ref for runs in self._runs.values() for run in runs for ref in run.refs(run.left))
+        for ref in (*self._claimed, *in_runs, *self._delayed, *self._unreadable):
             if ref.segment >= to.segment and ref.segment in self._segments:
                 self._withhold(ref)
         self.arrivals += 1
@@ -262,6 +336,57 @@ class DeliveryQueue:
             refs.append(ref)
         return refs
 
+    def take_run(self, now_s: float, count_max: int) -> RunClaim | None:
+        """
+        Claim and return the next run of up to *count_max* bundles at *now_s*, or None.
+
+        It begins with the bundle that `take` would return; under `newest` it ends with that bundle. A bundle that could
+        not be read is a run of its own.
+        """
+        if self._due:
+            self._ripen(now_s)
+        order = self.order
+        if order == "newest" and self._taken % BACKFILL_EVERY == BACKFILL_EVERY - 1:
+            order = "oldest"
+        seq = self._choose(order)
+        if seq is None:
+            ref = self._first_unreadable()
+            if ref is None:
+                return None
+            run = RunClaim(self, ref.segment, ref.index, 1)
+        else:
+            free = self._free[seq]
+            pop = free.pop_last_run if order == "newest" else free.pop_run
+            run = RunClaim(self, seq, *pop(count_max))
+            if not free.count:
+                self._unlist(seq)
+            self._taken += 1
+            self._turn = seq
+        self._runs.setdefault(run.segment, []).append(run)
+        return run
+
+    def end_run(self, run: RunClaim, bits: int) -> None:
+        """End the claim on *bits* of *run*, which are resolved."""
+        run.left &= ~bits
+        if not run.left:
+            of_segment = self._runs.get(run.segment, [])
+            if run in of_segment:
+                of_segment.remove(run)
+            if not of_segment:
+                self._runs.pop(run.segment, None)
+
+    def split(self, run: RunClaim, ref: BundleRef) -> None:
+        """Take *ref*, which is claimed by *run*, out of it: from now on it is claimed like a single bundle."""
+        self.end_run(run, 1 << ref.index - run.first)
+        self._claimed.add(ref)
+
+    def release_run(self, run: RunClaim, *, due_s: float | None = None) -> None:
+        """Return what *run* still claims to the pending bundles: immediately, or at *due_s*."""
+        refs = list(run.refs(run.left))
+        self.end_run(run, run.left)
+        for ref in refs:
+            self.release(ref, due_s=due_s)
+
     def claim(self, ref: BundleRef) -> None:
         """
         Claim one bundle by its reference, whether it is pending, deferred or could not be read.
@@ -272,7 +397,7 @@ class DeliveryQueue:
         segment = self._segments.get(ref.segment)
         if segment is None or not 0 <= ref.index < segment.bundle_count:
             raise BundleUnavailableError(f"there is no bundle {ref}")
-        if ref in self._claimed:
+        if self.is_claimed(ref):
             raise BundleUnavailableError(f"bundle {ref} is claimed already")
         if self._state.is_resolved(ref):
             raise BundleUnavailableError(f"bundle {ref} is resolved already")

@@ -266,6 +266,32 @@ class SubscriberState:
         marks.resolved_count += 1
         return True
 
+    def resolve_run(self, segment: int, first: int, bits: int, bundle_count: int) -> int:
+        """
+        Mark bundles of *segment*, with *bundle_count* bundles, as resolved: bit n of *bits* is bundle first + n.
+
+        Return those of *bits* that were not resolved before.
+
+        Raises:
+            BundleUnavailableError: the segment has no such bundle.
+        """
+        if first < 0 or first + bits.bit_length() > bundle_count:
+            reason = f"segment {segment} has {bundle_count} bundles, no index {first + bits.bit_length() - 1}"
+            raise BundleUnavailableError(reason)
+        marks = self._entries.get(segment)
+        if marks is None:
+            if segment < self.oldest_incomplete:
+                return 0
+            marks = self._entries[segment] = _Marks(bundle_count)
+        # Only the bytes of the run: a segment has up to 8 KiB of marks.
+        at, shift = first >> 3, first & 7
+        end = min(at + (shift + bits.bit_length() + 7 >> 3), len(marks.bits))
+        before = int.from_bytes(marks.bits[at:end], "little")
+        new = bits << shift & ~before
+        marks.bits[at:end] = (before | new).to_bytes(end - at, "little")
+        marks.resolved_count += new.bit_count()
+        return new >> shift
+
     def resolve_all(self, segment: SegmentRef) -> int:
         """Mark every bundle of *segment*, which may be deleted already, as resolved; return how many were not."""
         marks = self._entries.get(segment.seq)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 from quiver.bundle import Bundle, BundleRef
@@ -54,6 +54,7 @@ class Subscribers:
         segments: the sealed segments that recovery found.
         next_seq: the number that the next segment will get, according to the file names; see `floor`.
         load: reads one bundle; called outside all locks.
+        load_run: reads consecutive bundles; see `Claims`.
         profile: the format of progress files.
         clock: for deferrals, timeouts and ages.
         observer: receives counts and events.
@@ -75,6 +76,7 @@ class Subscribers:
         segments: Iterable[SegmentRef],
         next_seq: int,
         load: Callable[[BundleRef], Bundle],
+        load_run: Callable[[int, int, int], Iterator[Bundle]] | None = None,
         profile: Profile = "spec",
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
@@ -102,13 +104,15 @@ class Subscribers:
             self._records[subscriber_id] = record
             if not record.reload():
                 record.recreate_if_unowned()
-        self.claims = Claims(self.table, load, self.begin)
+        self.claims = Claims(self.table, load, self.begin, load_run)
         self.drops = DropApplier(self.table)
         self._segments.next_seq = max(self._segments.next_seq, self.floor() + 1)
         # Like the store, subscribers and handles must refuse in a forked child. A handle that is collected there is
         # not a decision.
         refuse_in_children(self, f"the store {root}")
-        refuse_in_children(self.claims, f"the store {root}", silent=("dropped", "give_back"))
+        refuse_in_children(
+            self.claims, f"the store {root}", silent=("dropped", "give_back", "dropped_run", "give_back_run")
+        )
 
     def floor(self) -> int:
         """Return the highest segment number in any progress, -1 if there is none: new segments must lie above it."""
