@@ -3,7 +3,7 @@ Memory for bytes with the same lifetime: allocated in sequence, released togethe
 
 Touching a fresh page costs the kernel more than filling it; in a virtual machine, several times more. So a log
 that keeps its written bytes until a segment is sealed allocates them from large blocks that were touched before.
-Blocks request huge pages if the system has them.
+Blocks do not request huge pages: in a virtual machine the kernel spends more on preparing one than it saves.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ BLOCK_BYTES = 8 * 1024 * 1024
 def _map(nbytes: int) -> mmap.mmap:
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
         return mmap.mmap(-1, nbytes)
-    block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        block.madvise(mmap.MADV_HUGEPAGE)
-    return block
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class BlockPool:

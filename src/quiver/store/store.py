@@ -109,9 +109,9 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._maintenance = threading.RLock()
         self._closed = False
         self._capacity = AloneCapacity(OwnCap(settings.size_cap_bytes)) if capacity is None else capacity
-        self._is_limited = settings.segments_max is not None or not self._logging
-        # True if ingest has to check limits before each bundle: a cap, no log, a full disk, or closing. Space under the
-        # size cap and on the disk is reserved in blocks; the log knows how much of the block is left.
+        self._is_limited = settings.segments_max is not None
+        # True if ingest has to check limits before each bundle: a cap, a full disk, or closing. Space under the size
+        # cap and on the disk is reserved in blocks; `_has_room` knows how much of the block is left.
         self._needs_care = self._is_limited
         self._encoder = SlotEncoder()
         self._encode = self._encoder.encode
@@ -286,6 +286,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self.internals = StoreInternals(context, self._cleanup, self._admission, require_open=self._require_open)
         """For other packages of Quiver, not for users."""
         self._wal.grant(0)
+        self._has_room = self._wal.has_room if self._logging else self._admission.has_room
 
     def _leave_log(self) -> None:
         """Seal the bundles from the log of an earlier run, so that the log becomes empty."""
@@ -355,7 +356,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         durable = durable or self._sync_each
         with self._lock:
             nbytes = encoded.nbytes + ENTRY_OVERHEAD
-            if self._needs_care or not self._wal.has_room(nbytes) or self._sealing.full:
+            if self._needs_care or not self._has_room(nbytes) or self._sealing.full:
                 self._admission.make_room(nbytes, self._clock.monotonic() + (timeout or 0.0))
             stamp = bundle.ingested_at_ns
             if stamp is None:

@@ -67,6 +67,7 @@ class Admission:
         segment_bytes_max = context.settings.segment_bytes_max
         self._disk = DiskRoom(context.fs, context.path, segment_bytes_max=segment_bytes_max, logged=self._logging)
         self._drops = context.settings.size_cap_policy == "drop_oldest"
+        self._granted_bytes = 0
         self._notes = RoomNotes(context.fs, context.path)
         self.wake: Callable[[], None] | None = None
         """Requests a pass of the background thread; None if there is none, and then the caller does the work."""
@@ -207,6 +208,11 @@ class Admission:
 
     # ── freeing space ────────────────────────────────────────────────────────────────────────────────
 
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether *nbytes* are within the grant, and deduct them. For a store without a log."""
+        self._granted_bytes -= nbytes
+        return self._granted_bytes >= 0
+
     def make_room(self, nbytes: int, deadline: float) -> None:
         """
         Return when a bundle of *nbytes* fits. The lock is held on return, but released while waiting.
@@ -250,10 +256,12 @@ class Admission:
         take at most a quarter of the space left, and at most a quarter of a segment.
         """
         spare = self.spare_bytes()
-        if spare is not None and self._logging:
-            self._context.wal.grant(
-                nbytes + min(max(0, spare), self._context.settings.segment_bytes_max) // GRANT_SHARE
-            )
+        segment_bytes_max = self._context.settings.segment_bytes_max
+        share = (segment_bytes_max if spare is None else min(max(0, spare), segment_bytes_max)) // GRANT_SHARE
+        if not self._logging:
+            self._granted_bytes = share
+        elif spare is not None:
+            self._context.wal.grant(nbytes + share)
 
     def wait_for_disk(self, refused: CapacityError, nbytes: int, deadline: float) -> None:
         """

@@ -5,7 +5,7 @@ A sealed segment → a durable, read-only file that exists completely or not at 
 
     <number>.qseg.tmp: streams │ directory │ manifest │ footer │ trailer → mode 0440 → fsync → rename → fsync directory
 
-The checksum is computed while bytes are gathered for the disk, a few MiB at a time; the file is never in memory as
+The checksum is computed while bytes are gathered for the disk, a MiB at a time; the file is never in memory as
 a whole, and never read back. After a crash between any two steps there is either no segment of that number or the
 complete one, and perhaps a temporary file, which is never read and which the next attempt replaces.
 """
@@ -37,7 +37,8 @@ from quiver.store.segment.info import SegmentInfo
 
 __all__ = ["SegmentInfo", "write_segment"]
 
-_GATHER_BYTES = 4 * 1024 * 1024
+_GATHER_BYTES = 1024 * 1024
+"""Bytes of one gathered write. A larger one touches cold pages twice, and evicts the cache lines that ingest needs."""
 _JOIN_BYTES_MAX = 2 * 1024
 """Pieces whose average size is below this are copied together; for larger ones, one gathered write is cheaper."""
 
