@@ -165,9 +165,9 @@ def latencies(directory: Path, count: int) -> tuple[float, float, float]:
 
 
 def recovery_s(directory: Path, size: int, total_bytes: int) -> float:
-    """Seconds to open a log whose process died with *total_bytes* of records in its last segment."""
+    """Seconds to open a log whose process died with *total_bytes* of records in its last segment, flushed as usual."""
     live, dead = directory / "live", directory / "dead"
-    config = configured(segment_target_bytes=1 << 30, preallocate_segments=0)
+    config = configured(segment_target_bytes=1 << 30, preallocate_segments=0, flush=FlushConfig())
     with AofManager.open(str(live), config) as manager:
         log = manager.log("bench")
         record = records_of(size, 1)[0]

@@ -20,7 +20,7 @@ from quiver.aof.append.workers import WorkerRequests, Workers
 from quiver.aof.compaction import CompactionHook, HeadTrim
 from quiver.aof.config import AofConfig
 from quiver.aof.format.names import SEGMENTS
-from quiver.aof.maintenance import SNAPSHOT_INTERVAL_S, Maintenance
+from quiver.aof.maintenance import Maintenance
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.index import SparseIndexes
 from quiver.aof.recovered import Recovered
@@ -102,7 +102,7 @@ class LogContext:
         self._flusher = Flusher(
             self.tail, fs, f"{config.root_dir}/{SEGMENTS}", config.flush, clock=clock, observer=observer,
             again=lambda after_s: workers.schedule_flush(self, after_s),
-            flushed=lambda: workers.schedule_maintenance(self, SNAPSHOT_INTERVAL_S), fail=self.fail, seed=stream_id,
+            flushed=self._flushed, fail=self.fail, seed=stream_id,
         )  # fmt: skip
         self.flush_metrics = self._flusher.metrics
         self.trim = HeadTrim(name, compaction if config.compaction == "head_trim" else None, observer)
@@ -125,6 +125,9 @@ class LogContext:
         self._status = StatusFile(fs, config.root_dir, clock=clock, observer=observer, enabled=workers.threaded)
         self.tiers: TierManager | None = None
         self._start(recovered, fs, objects)
+
+    def _flushed(self) -> None:
+        self.workers.schedule_maintenance(self, self._maintenance.snapshot_delay_s())
 
     def _start(self, recovered: Recovered, fs: FileSystem, objects: Callable[[], ObjectTier] | None) -> None:
         """Continue where recovery ended, and register for the work of the threads."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quiver.aof.append.flush import Flusher
 from quiver.aof.append.segment import Segment, allocate
@@ -25,7 +25,7 @@ from quiver.aof.append.tail import Tail
 from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig
 from quiver.aof.expiry import Expiry
-from quiver.aof.format.durability import SegmentDurability, encode_durability
+from quiver.aof.format.durability import encode_durability
 from quiver.aof.format.names import (
     ARCHIVE,
     DURABILITY,
@@ -46,11 +46,14 @@ from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.disk_full import SMALL_FILES_BYTES, is_full_disk, passes, require_room, what_is_short
 from quiver.primitives.disk.file_system import FileSystem
 
-__all__ = ["SNAPSHOT_INTERVAL_S", "Maintenance"]
+__all__ = ["Maintenance"]
 
 _RETRY_S = 1.0
 SNAPSHOT_INTERVAL_S = 1.0
 """The maximum delay of the durability snapshot."""
+
+SNAPSHOT_BYTES = 32 << 20
+"""It is written earlier when it lacks so many durable bytes: recovery would have to scan their records one by one."""
 
 
 class Maintenance:
@@ -109,6 +112,7 @@ class Maintenance:
         self._snapshot: bytes | None = None
         self._snapshot_failed = False
         self._snapshot_at_s = float("-inf")
+        self._recorded: dict[int, int] = {}
         self._full = ""
 
     def run(self) -> None:
@@ -301,18 +305,29 @@ class Maintenance:
     def _write_durability(self, *, force: bool = False) -> None:
         with self._tail.lock:
             unsealed = list(self._tail.unsealed())
-            rows = [SegmentDurability(one.segment_id, one.size, one.durable) for one in unsealed if one.record_count]
+        is_far_back = self._unrecorded_bytes(unsealed) >= SNAPSHOT_BYTES
+        rows = [one.durability() for one in unsealed if one.record_count]
         snapshot = encode_durability(rows)
         if snapshot == self._snapshot:
             return
         now_s = self._clock.monotonic()
         left_s = self._snapshot_at_s + SNAPSHOT_INTERVAL_S - now_s
-        if left_s > 0 and not force:
+        if left_s > 0 and not (force or is_far_back):
             # This run may have replaced the one that the last flush scheduled, and no other may follow.
             self._again(left_s)
             return
         self._write_snapshot(snapshot)
         self._snapshot_at_s = now_s
+        self._recorded = {row.segment_id: row.durable_bytes for row in rows}
+
+    def snapshot_delay_s(self) -> float:
+        """Return in how many seconds the durability snapshot is due, after a flush."""
+        with self._tail.lock:
+            unsealed = list(self._tail.unsealed())
+        return 0.0 if self._unrecorded_bytes(unsealed) >= SNAPSHOT_BYTES else SNAPSHOT_INTERVAL_S
+
+    def _unrecorded_bytes(self, unsealed: Sequence[Segment]) -> int:
+        return sum(max(0, one.durable - self._recorded.get(one.segment_id, 0)) for one in unsealed)
 
     def _write_snapshot(self, snapshot: bytes) -> None:
         metrics = self._flusher.metrics

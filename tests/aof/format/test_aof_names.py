@@ -1,8 +1,10 @@
 """Names are built and parsed in one place, and foreign names are ignored. Also the durability snapshot."""
 
+import json
+
 import pytest
 
-from quiver.aof.format.durability import SegmentDurability, decode_durability, encode_durability
+from quiver.aof.format.durability import ScanMark, SegmentDurability, decode_durability, encode_durability
 from quiver.aof.format.names import (
     SegmentName,
     archive_name,
@@ -70,10 +72,23 @@ def test_invalid_stream_names_are_refused(name):
 
 def test_the_durability_snapshot_round_trips():
     """The text is compact and stays readable for the original."""
-    rows = (SegmentDurability(0, 1024, 1000), SegmentDurability(1, 64, 0))
+    mark = ScanMark(record_count=3, last_offset=900, last_timestamp=7, crc64=2**64 - 1, bytes_crc64=0)
+    rows = (SegmentDurability(0, 1024, 1000), SegmentDurability(1, 64, 0), SegmentDurability(2, 1024, 1000, mark))
     data = encode_durability(rows)
     assert data.startswith(b'[{"segment_id":0,"requested_bytes":1024,"durable_bytes":1000},')
     assert decode_durability(memoryview(data)) == Frame(rows, len(data))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"record_count": 0}, {"record_count": True}, {"crc64": 2**64}, {"last_offset": -1}, {"bytes_crc64": "1"}],
+)
+def test_a_durability_snapshot_with_an_invalid_mark_is_read_without_it(changed):
+    """Without its mark, the segment is scanned from its first record."""
+    mark = {"record_count": 3, "last_offset": 900, "last_timestamp": 7, "crc64": 1, "bytes_crc64": 2} | changed
+    row = {"segment_id": 0, "requested_bytes": 1024, "durable_bytes": 1000} | mark
+    answer = decode_durability(memoryview(json.dumps([row]).encode()))
+    assert answer.value == (SegmentDurability(0, 1024, 1000),)
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,30 @@ def test_records_of_any_length_are_scanned(payloads, junk):
     assert behind.record_count >= len(payloads)
 
 
+@settings(max_examples=200)
+@given(
+    st.lists(st.binary(min_size=1, max_size=9).map(lambda piece: piece * 3000) | st.binary(min_size=1, max_size=40)),
+    st.binary(max_size=60),
+    st.none() | st.integers(0, 2**20),
+    st.integers(0, 80),
+)
+def test_a_scan_in_batches_finds_what_a_scan_of_each_record_finds(payloads, junk, flipped, cut):
+    """Records of several batches, with junk at the end, a flipped bit, and a limit inside the last record."""
+    data = bytearray(b"".join(encode_record(one, timestamp=number) for number, one in enumerate(payloads)) + junk)
+    if flipped is not None and data:
+        data[flipped // 8 % len(data)] ^= 1 << flipped % 8
+    view, limit = memoryview(data), max(0, len(data) - cut)
+    intact = [one for one in entries(view, 0, limit) if not isinstance(one, Damage)]
+    damage = next((one for one in entries(view, 0, limit) if isinstance(one, Damage)), None)
+    scan = scan_records(view, 0, limit)
+    assert (scan.record_count, scan.damage) == (len(intact), damage)
+    assert scan.crc64 == crc64_nvme(b"".join(one.payload for one in intact))
+    if intact:
+        last = intact[-1]
+        assert (scan.last_offset, scan.last_timestamp) == (last.offset, last.timestamp)
+        assert scan.end == last.offset + RECORD_HEAD_BYTES + len(last.payload)
+
+
 def test_a_record_truncated_anywhere_is_detected():
     """Truncation in the payload is damage, in the head it ends the records; the limit counts, not the buffer."""
     record = encode_record(b"payload", timestamp=5)

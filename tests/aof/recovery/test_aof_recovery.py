@@ -6,6 +6,7 @@ invented.
 from __future__ import annotations
 
 import errno
+import json
 
 import pytest
 from aof_as_log import ROOT, SEGMENTS, open_manager, payloads, segment_files, tail_of, tiny
@@ -13,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disk_files import overwrite
-from quiver.aof import AofManager, Retention
-from quiver.aof.format.names import SegmentName, spare_name
-from quiver.aof.format.record import encode_record
+from quiver.aof import AofManager, Retention, maintenance, recovery
+from quiver.aof.format import record
+from quiver.aof.format.names import DURABILITY, SegmentName, spare_name
+from quiver.aof.format.record import RECORD_HEAD_BYTES, encode_record
 from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader, encode_header
 from quiver.aof.reading.check import check_log_directory
@@ -201,6 +203,55 @@ def test_damage_in_the_durable_part_is_kept_and_reported():
     reason = "damaged at 64, durable up to 212: checksum mismatch in a record of 50 bytes"
     assert ("aof.recovery.damaged", path, reason) in told
     assert observer.counts["aof_recovery_findings_total", (("kind", "damaged"),)] == 1
+
+
+def test_opening_scans_only_the_records_that_were_not_durable(monkeypatch):
+    """The bytes before the mark of the snapshot have one checksum, which is compared instead of that of each record."""
+    fs = written(*[b"durable" * 9] * 50, close=True)
+    path, end = tail_of(fs)
+    late = encode_record(b"late", timestamp=1)
+    overwrite(fs, path, late, end)
+    decoded = []
+
+    def continue_scan(found, view, limit):
+        decoded.append((found.end, found.record_count))
+        return record.continue_scan(found, view, limit)
+
+    monkeypatch.setattr(recovery, "continue_scan", continue_scan)
+    with open_manager(fs) as manager:
+        assert payloads(manager.log("orders")) == [b"durable" * 9] * 50 + [b"late"]
+    assert decoded == [(end, 50)]
+
+
+def test_the_snapshot_is_written_at_once_when_it_lacks_many_durable_bytes(monkeypatch):
+    """Otherwise recovery after a kill would scan all records of a second."""
+    monkeypatch.setattr(maintenance, "SNAPSHOT_BYTES", 100)
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
+        log = manager.log("orders")
+        directory = f"{ROOT}/orders/{DURABILITY}"
+        for size in (200, 300, 10):  # the third waits for the interval, and the clock does not move
+            record_id = log.append_record(b"x" * size)
+            log.flush()
+            manager._workers.run_pending()
+        (name,) = fs.list_dir(directory)
+        (row,) = json.loads(fs.open_read(f"{directory}/{name}").pread(4096, 0))
+        assert HEADER_BYTES + row["record_count"] * RECORD_HEAD_BYTES + 500 == row["durable_bytes"]
+        assert row["durable_bytes"] == record_id & 0xFFFF_FFFF
+
+
+def test_a_mark_that_does_not_fit_is_ignored():
+    """A snapshot of another file, or with numbers that no scan finds, costs a complete scan and loses nothing."""
+    fs = written(*[b"durable" * 9] * 5, close=True)
+    directory = f"{ROOT}/orders/{DURABILITY}"
+    (name,) = [f"{directory}/{one}" for one in fs.list_dir(directory)]
+    (row,) = json.loads(fs.open_read(name).pread(4096, 0))
+    for changed in ({"bytes_crc64": 1}, {"last_offset": 0}, {"last_offset": 2**40}, {"durable_bytes": 2**40}):
+        text = json.dumps([row | {"requested_bytes": 2**41} | changed]).encode()
+        broken = fs.clone_after_crash(0)
+        overwrite(broken, name, text + b" " * 100, 0)
+        with open_manager(broken) as manager:
+            assert payloads(manager.log("orders")) == [b"durable" * 9] * 5, changed
 
 
 def test_a_torn_tail_is_truncated_and_counted():

@@ -172,7 +172,9 @@ class Flusher:
                 return  # another thread has sealed it, and perhaps closed it
             began = self._clock.monotonic()
             try:
-                gained = segment.sync(self._fs, self._directory)
+                with self._tail.lock:
+                    written = segment.scanned()
+                gained = segment.sync(self._fs, self._directory, written)
             except CorruptionError as lost:
                 raise self._fail(str(lost)) from lost
             self._observer.record("aof_flush_latency_seconds", self._clock.monotonic() - began)

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from quiver.aof.format.durability import ScanMark, SegmentDurability
 from quiver.aof.format.names import SegmentName
-from quiver.aof.format.record import RECORD_HEAD_BYTES, RecordScan, join_record_id, scan_records
+from quiver.aof.format.record import RECORD_HEAD_BYTES, RecordScan, checksum_of_bytes, join_record_id, scan_records
 from quiver.aof.format.segment_file import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -44,6 +45,7 @@ class Segment:
     Attributes:
         size: the end of the last record: how far a reader may read.
         durable: the end of the last synced record.
+        durable_scan: the result of a scan up to there; None if nothing was synced yet.
         usable: the offset that no record may pass; the footer begins there.
         limit: the smaller of `usable` and the offset at which too much would be unsynced; set by the tail.
         flush_at: the size at which the tail requests a flush; set by the tail.
@@ -54,10 +56,10 @@ class Segment:
     """
 
     __slots__ = (
-        "_file", "_mapping", "_suspect", "activated_s", "base_offset", "base_record_count", "base_timestamp", "crc64",
-        "created_at", "durable", "ext_id", "flush_at", "id_base", "last_offset", "last_timestamp", "limit", "max_size",
-        "named", "path", "record_count", "segment_id", "size", "store", "usable", "view", "watermark",
-        "zeroed",
+        "_checked", "_file", "_mapping", "_suspect", "activated_s", "base_offset", "base_record_count",
+        "base_timestamp", "crc64", "created_at", "durable", "durable_scan", "ext_id", "flush_at", "id_base",
+        "last_offset", "last_timestamp", "limit", "max_size", "named", "path", "record_count", "segment_id", "size",
+        "store", "usable", "view", "watermark", "zeroed",
     )  # fmt: skip
 
     def __init__(self, file: File, max_size: int) -> None:
@@ -73,6 +75,8 @@ class Segment:
         self.flush_at = 0
         self.size = HEADER_BYTES
         self.durable = self.zeroed = self.watermark = 0
+        self.durable_scan: RecordScan | None = None
+        self._checked = (HEADER_BYTES, 0)
         self.record_count = 0
         self.last_offset = HEADER_BYTES
         self.last_timestamp = 0
@@ -97,6 +101,7 @@ class Segment:
         """Continue after the records that recovery *found*, and made durable, in an unsealed file."""
         self.activate(header, now_s=now_s)
         self.size = self.durable = found.end
+        self.durable_scan = found
         self.record_count = found.record_count
         self.last_offset = found.last_offset
         self.last_timestamp = found.last_timestamp
@@ -178,15 +183,20 @@ class Segment:
 
     # ---- durability: one thread at a time, with the flusher's lock
 
-    def sync(self, fs: FileSystem, directory: str) -> int:
+    def scanned(self) -> RecordScan:
+        """Return what a scan over all records would find. Call it with the tail's lock held."""
+        return RecordScan(self.size, self.last_offset, self.record_count, self.last_timestamp, self.crc64)
+
+    def sync(self, fs: FileSystem, directory: str, written: RecordScan) -> int:
         """
-        Make all records that exist on entry durable, under the segment's final name; return how many bytes that were.
+        Make all records that were *written*, as `scanned` returned it, durable under the segment's final name; return
+        how many bytes that were.
 
         Raises:
             OSError: it is unknown what is durable. The next call stores everything again first.
             CorruptionError: the stored bytes differ when read back: the kernel dropped pages after an earlier error.
         """
-        end = self.size
+        end = written.end
         if self._suspect:
             self._store_again(end)
         self._suspect = True
@@ -201,6 +211,7 @@ class Segment:
             self.named = True
         self._suspect = False
         gained, self.durable = end - self.durable, end
+        self.durable_scan = written
         return gained
 
     def _store_again(self, end: int) -> None:
@@ -213,6 +224,17 @@ class Segment:
             reason = found.damage.reason if found.damage else "records are missing"
             raise CorruptionError(self.path, found.end, f"after a failed sync: {reason}")
         self._mapping.touch(self.durable, end)
+
+    def durability(self) -> SegmentDurability:
+        """Return what the durability snapshot has of the segment. Called by one thread at a time."""
+        found, requested = self.durable_scan, max(self.size, self.durable)
+        if found is None or not found.record_count:
+            return SegmentDurability(self.segment_id, requested, self.durable)
+        start, value = self._checked
+        value = checksum_of_bytes(self.view, start, found.end, value)
+        self._checked = found.end, value
+        mark = ScanMark(found.record_count, found.last_offset, found.last_timestamp, found.crc64, value)
+        return SegmentDurability(self.segment_id, requested, found.end, mark)
 
     def seal(self, *, sealed_at: int, flush_failure: bool) -> SegmentFooter:
         """

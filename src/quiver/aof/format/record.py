@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quiver.primitives.checksum import crc64_nvme, fold64to32
+from quiver.primitives.checksum import crc64_nvme, crc64_nvme_function, fold64to32
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
@@ -30,6 +30,8 @@ __all__ = [
     "RecordEntry",
     "RecordScan",
     "checksum_of",
+    "checksum_of_bytes",
+    "continue_scan",
     "decode_record",
     "encode_record",
     "entries",
@@ -42,6 +44,9 @@ __all__ = [
 RECORD_HEAD = struct.Struct("<IIQQ")
 RECORD_HEAD_BYTES = RECORD_HEAD.size
 _OFFSET_MASK = 0xFFFF_FFFF
+_HALF = 0xFFFF_FFFF
+_BATCH_BYTES = 256 * 1024
+"""Records whose checksums are compared at once: enough to share the cost of the calls, and few enough for a cache."""
 
 
 class RecordEntry(NamedTuple):
@@ -136,17 +141,59 @@ class RecordScan:
 
 def scan_records(view: memoryview, offset: int, limit: int) -> RecordScan:
     """Scan and verify the records from *offset* to *limit*."""
-    found = RecordScan(offset, offset)
-    for entry in entries(view, offset, limit):
-        if isinstance(entry, Damage):
-            found.damage = entry
-            break
-        found.record_count += 1
-        found.last_offset = entry.offset
-        found.last_timestamp = entry.timestamp
-        found.crc64 = crc64_nvme(entry.payload, found.crc64)
-        found.end = entry.offset + RECORD_HEAD_BYTES + len(entry.payload)
+    return continue_scan(RecordScan(offset, offset), view, limit)
+
+
+def continue_scan(found: RecordScan, view: memoryview, limit: int) -> RecordScan:
+    """Scan and verify the records from the end of *found* to *limit*, add them to *found*, and return it."""
+    while _scan_batch(found, view, limit):
+        pass
+    answer = decode_record(view, found.end, limit)
+    found.damage = answer if isinstance(answer, Damage) else None
     return found
+
+
+def checksum_of_bytes(view: memoryview, start: int, end: int, value: int = 0) -> int:
+    """Return the CRC-64/NVME of the bytes from *start* to *end*, continued from *value*."""
+    for at in range(start, end, _BATCH_BYTES):  # in pieces, so that other threads can run in between
+        value = crc64_nvme(view[at : min(at + _BATCH_BYTES, end)], value)
+    return value
+
+
+def _scan_batch(found: RecordScan, view: memoryview, limit: int) -> bool:
+    """
+    Add the next complete records to *found*; return False if it met one that is not, or the end.
+
+    Many records a call: for small ones, a call for each would cost several times more than its checksum.
+    """
+    unpack, at = RECORD_HEAD.unpack_from, found.end
+    heads_end, batch_end = limit - RECORD_HEAD_BYTES, at + _BATCH_BYTES
+    payloads: list[memoryview] = []
+    checksums: list[int] = []
+    timestamps: list[int] = []
+    while at < batch_end and at <= heads_end:
+        length, checksum, timestamp, _ = unpack(view, at)
+        start = at + RECORD_HEAD_BYTES
+        end = start + length
+        if not length or end > limit or (payloads and end > batch_end):
+            break
+        payloads.append(view[start:end])
+        checksums.append(checksum)
+        timestamps.append(timestamp)
+        at = end
+    sums = [(value >> 32) ^ (value & _HALF) for value in map(crc64_nvme_function(), payloads)]
+    is_intact = sums == checksums
+    count = len(sums)
+    if not is_intact:
+        count = next(number for number, pair in enumerate(zip(sums, checksums, strict=True)) if pair[0] != pair[1])
+        payloads = payloads[:count]
+    if count:
+        found.record_count += count
+        found.crc64 = crc64_nvme(payloads[0] if count == 1 else b"".join(payloads), found.crc64)
+        found.end += count * RECORD_HEAD_BYTES + sum(map(len, payloads))
+        found.last_offset = found.end - len(payloads[-1]) - RECORD_HEAD_BYTES
+        found.last_timestamp = timestamps[count - 1]
+    return is_intact and count > 0
 
 
 def scan_pieces(pieces: Iterable[Buffer], offset: int, limit: int) -> RecordScan:
