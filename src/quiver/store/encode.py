@@ -16,9 +16,11 @@ import pyarrow as pa
 
 from quiver.bundle import schema_fingerprint
 from quiver.errors import BundleTooLargeError, InvalidBundleError
+from quiver.primitives.arena import Arena
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, SLOT_HEAD, WalSlot
 from quiver.store.segment.accumulator import EncodedSlot, StreamSchema, check_schema, self_contained
 from quiver.store.segment.ipc_file import END_OF_STREAM, is_one_batch_message
+from quiver.store.segment.pieced import PIECES_BYTES_MIN, PiecedMessage, pieced
 
 __all__ = ["EncodedBundle", "SlotEncoder", "slot_pieces", "write_slots"]
 
@@ -73,6 +75,19 @@ def write_slots(slots: list[EncodedSlot], region: memoryview, at: int) -> None:
             at += _END.size
 
 
+def keep_messages(slots: list[EncodedSlot], arena: Arena) -> None:
+    """
+    Copy the messages of *slots* to *arena*, and release the serialized originals.
+
+    The arena reuses memory; large memory that is allocated for each message would cost more than the copy.
+    """
+    for slot in slots:
+        message = slot.message
+        if type(message) is not PiecedMessage:
+            slot.message = kept = arena.take(len(message))
+            kept[:] = message
+
+
 def slot_pieces(slot: EncodedSlot, head_bytes: int) -> tuple[bytearray, bytes]:
     """Return the bytes of an entry before the slot's message, after space for *head_bytes*, and those after it."""
     stream = slot.stream_schema
@@ -85,9 +100,15 @@ def slot_pieces(slot: EncodedSlot, head_bytes: int) -> tuple[bytearray, bytes]:
 
 
 class SlotEncoder:
-    """Turns batches into encoded slots. Safe to call from several threads."""
+    """
+    Turns batches into encoded slots. Safe to call from several threads.
 
-    def __init__(self) -> None:
+    Args:
+        keeps_batches: keep large batches whose buffers cannot change, instead of serializing them.
+    """
+
+    def __init__(self, *, keeps_batches: bool = False) -> None:
+        self._keeps_batches = keeps_batches
         self._schemas: dict[int, list[StreamSchema]] = {}
         # By slot, of the entry adopted last: fingerprint, the schema's message, and what it means.
         self._logged_schemas: dict[int, tuple[bytes, bytes, StreamSchema]] = {}
@@ -114,7 +135,11 @@ class SlotEncoder:
                 message = self_contained(batch)
                 size = len(message)
             else:
-                message = batch.serialize()
+                message = None
+                if self._keeps_batches and batch.nbytes >= PIECES_BYTES_MIN and not fingerprints:
+                    message = pieced(batch, len(stream.schema_message))
+                if message is None:
+                    message = batch.serialize()
                 size = len(stream.schema_message) + len(message) + len(END_OF_STREAM)
             total += SLOT_HEAD.size + size
             if rows > ROWS_MAX or total > _BYTES_MAX:

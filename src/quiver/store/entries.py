@@ -5,7 +5,7 @@ from __future__ import annotations
 from quiver.clock import Clock
 from quiver.errors import CapacityError
 from quiver.primitives.checksum import crc32
-from quiver.store.encode import EncodedBundle, slot_pieces, write_slots
+from quiver.store.encode import EncodedBundle, keep_messages, slot_pieces, write_slots
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD
 from quiver.store.limits.admission import Admission
 from quiver.store.sealing.schedule import Sealing
@@ -37,12 +37,13 @@ class StoreEntries:
         if nbytes >= REREAD_BYTES_MIN and self._logging and len(encoded.slots) == 1:
             return self._log_large(encoded, stamp, nbytes, zero_ahead=zero_ahead)
         arena = self._sealing.arena
+        if not self._logging:
+            self._wal.require_healthy()
+            keep_messages(encoded.slots, arena)
+            return self._wal.written
         entry = arena.take(nbytes)
         ENTRY_HEAD.pack_into(entry, 0, nbytes - _UNCOUNTED, 0, stamp, self._sequence, encoded.bitmap)
         write_slots(encoded.slots, entry, ENTRY_HEAD.size)
-        if not self._logging:
-            self._wal.require_healthy()
-            return self._wal.written
         CRC.pack_into(entry, nbytes - CRC.size, crc32(entry[_LENGTH_BYTES : -CRC.size]))
         try:
             return self._wal.append((entry,), nbytes, zero_ahead=zero_ahead)

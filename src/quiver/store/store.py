@@ -113,7 +113,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         # True if ingest has to check limits before each bundle: a cap, a full disk, or closing. Space under the size
         # cap and on the disk is reserved in blocks; `_has_room` knows how much of the block is left.
         self._needs_care = self._is_limited
-        self._encoder = SlotEncoder()
+        self._encoder = SlotEncoder(keeps_batches=not self._logging)
         self._encode = self._encoder.encode
         self._segments_dir = f"{root}/{SEGMENTS_DIR}"
         self._cold = open_cold_side(root, settings, fs=fs, clock=clock, observer=observer, objects=objects)

@@ -19,6 +19,7 @@ module               purpose
 `event_time.py`      the column of event times of a schema, and the range of each chunk (pure)
 `accumulator.py`     bundles → streams, in memory; seal
 `log_backed.py`      large messages that stay in the log until their segment is written
+`pieced.py`          large messages of batches that cannot change, without a copy of their buffers
 `compression.py`     the IPC file of a stream with compressed bodies (pure)
 `info.py`            what is known about a sealed segment without reading its streams
 `writer.py`          a sealed segment → a durable file

@@ -25,6 +25,7 @@ from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
 from quiver.store.segment.event_time import chunk_ranges, event_column
 from quiver.store.segment.ipc_file import IpcFile, assemble
 from quiver.store.segment.log_backed import LogBackedMessage, loaded
+from quiver.store.segment.pieced import PiecedMessage
 from quiver.store.segment.schemas import check_schema
 
 __all__ = [
@@ -80,7 +81,7 @@ class EncodedSlot:
         row_count: rows of the batch.
         message: the result of ``batch.serialize()``; for a schema with dictionaries, a complete Arrow stream, since a
             message alone would lack them. It must not change until the segment is on disk. Large ones are a
-            `LogBackedMessage`.
+            `LogBackedMessage`, or without a log and if their buffers cannot change, a `PiecedMessage`.
     """
 
     slot: int
@@ -429,11 +430,11 @@ def _runs(stream: _Stream) -> list[SealedStream]:
 
 
 def _ranges(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> Sequence[int] | None:
-    if not any(isinstance(chunk, LogBackedMessage) for chunk in chunks):
+    if not any(isinstance(chunk, LogBackedMessage | PiecedMessage) for chunk in chunks):
         return chunk_ranges(schema, column, chunks)
     ranges = array("q")
     for chunk in chunks:  # large, so only one of them is in memory at a time
-        found = chunk_ranges(schema, column, [loaded(chunk)])
+        found = chunk_ranges(schema, column, [chunk.batch if isinstance(chunk, PiecedMessage) else loaded(chunk)])
         if found is None:
             return None
         ranges.extend(found)

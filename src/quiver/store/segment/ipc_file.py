@@ -22,6 +22,7 @@ from itertools import accumulate
 from typing import Any
 
 from quiver.store.segment.log_backed import loaded, prefix_of
+from quiver.store.segment.pieced import PiecedMessage
 
 __all__ = ["END_OF_STREAM", "HEAD_ALIGNMENT", "IpcFile", "assemble", "is_one_batch_message"]
 
@@ -71,7 +72,11 @@ class IpcFile:
     def parts(self) -> Iterable[Any]:
         """Yield the file's pieces in order."""
         yield self.head
-        yield from map(loaded, self.messages)
+        for message in self.messages:
+            if type(message) is PiecedMessage:
+                yield from message.pieces
+            else:
+                yield loaded(message)
         yield self.tail
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from quiver.store.segment.pieced import PiecedMessage
+
 __all__ = ["LogBackedMessage", "Reread", "loaded", "prefix_of"]
 
 
@@ -62,4 +64,4 @@ def loaded(message: Any) -> Any:
 
 def prefix_of(message: Any) -> Any:
     """Return at least the first 8 bytes of *message*, without reading the log."""
-    return message.prefix if type(message) is LogBackedMessage else message
+    return message.prefix if type(message) in {LogBackedMessage, PiecedMessage} else message
