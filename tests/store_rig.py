@@ -124,12 +124,14 @@ def drain(
 
 def sealed_refs(store: Store) -> list[BundleRef]:
     """Return the reference of each bundle in a segment, in order."""
-    return [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
+    return [
+        BundleRef(info.seq, index) for info in store.internals.catalog.segments() for index in range(info.bundle_count)
+    ]
 
 
 def sealed_numbers(store: Store, number_of: Callable[[Bundle], int] = number_of) -> list[int]:
     """Return the number of each bundle in a segment, in order."""
-    return [number_of(store.catalog.bundle(ref)) for ref in sealed_refs(store)]
+    return [number_of(store.internals.catalog.bundle(ref)) for ref in sealed_refs(store)]
 
 
 def numbers_of(bundles: Iterable[tuple[BundleRef, Bundle]]) -> list[int]:

@@ -35,7 +35,7 @@ def segments(store_dir):
     """The numbers of the sealed segments, with their bundle counts. The log contains no other bundles."""
     with quiver.open(store_dir, background=False) as store:
         store.seal()
-        return {info.seq: info.bundle_count for info in store.catalog.segments()}
+        return {info.seq: info.bundle_count for info in store.internals.catalog.segments()}
 
 
 def test_moving_forward_skips_and_records_bundles(store_dir, segments, call):

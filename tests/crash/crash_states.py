@@ -318,7 +318,7 @@ def _go_on(opened: Any, variant: Variant, clock: ManualClock) -> None:
         opened.maintain()
         clock.advance(10)
     for store, directory in zip(variant.stores(opened), variant.directories, strict=True):
-        assert not len(store.catalog), "finished segments stay"
+        assert not len(store.internals.catalog), "finished segments stay"
         for name in (DROP_LEDGER, EVICTED):
             assert not store._fs.exists(f"{directory}/{name}"), (
                 f"{name} stays, although every subscriber has applied it"

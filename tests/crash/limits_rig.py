@@ -64,7 +64,7 @@ class Query:
     def look(self, store: Store) -> list[int]:
         """Apply the drops, then read and confirm everything else; durable on return."""
         path = f"{ROOT}/{DROP_LEDGER}"
-        segments = [SegmentRef.of(info) for info in store.catalog.segments()]
+        segments = [SegmentRef.of(info) for info in store.internals.catalog.segments()]
         if self._fs.exists(path):
             answer = decode_drop_ledger(memoryview(self._fs.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)))
             assert isinstance(answer, Frame)
@@ -77,7 +77,7 @@ class Query:
         for segment in segments:
             bits = self._file.state.unresolved(segment)
             refs = [BundleRef(segment.seq, index) for index in range(segment.bundle_count) if bits >> index & 1]
-            got += [number_of(store.catalog.bundle(ref)) for ref in refs]
+            got += [number_of(store.internals.catalog.bundle(ref)) for ref in refs]
         if segments:
             self._file.ack_through(segments[-1].seq + 1, 0)
         self._file.save()
@@ -182,7 +182,7 @@ def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, i
     got["query"] = state.got["query"] + (drain(store, "query") if query is None else query.look(store))
     for _ in range(2):
         store.maintain()
-    assert len(store.catalog) == 0, f"{state.label}: {store.catalog.segments()} {store.stats()}"
+    assert len(store.internals.catalog) == 0, f"{state.label}: {store.internals.catalog.segments()} {store.stats()}"
     assert not state.fs.exists(f"{ROOT}/{DROP_LEDGER}"), state.label
     uncounted = {}
     for name in NAMES:

@@ -120,7 +120,7 @@ class Lives:
             store.maintain()
         self.count(observer)
         self.lost["query"] += self.query.lost
-        assert not store.catalog.segments()
+        assert not store.internals.catalog.segments()
         assert not self.fs.exists(f"{rig.ROOT}/{DROP_LEDGER}")
         store.close()
 

@@ -219,7 +219,7 @@ def test_a_damaged_floor_never_counts_as_zero(damage: bytes, now_ns: int) -> Non
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             handle.ack()
         store.maintain()
-        assert not len(store.catalog)
+        assert not len(store.internals.catalog)
         reached = store.stats()["next_segment"]
         store.unregister("s")
     write_file(fs, f"{ROOT}/segments/quiver.segment.floor", damage)

@@ -137,8 +137,8 @@ def test_lost_bundles_are_reported_and_exported() -> None:
     fs = made(NO_LOG)
     path = segments_of(fs)[0]
     gone = opened(fs.clone_after_kill())
-    info = gone.catalog.segments()[0]
-    lost = [number_of(gone.catalog.bundle(BundleRef(info.seq, index))) for index in range(info.bundle_count)]
+    info = gone.internals.catalog.segments()[0]
+    lost = [number_of(gone.internals.catalog.bundle(BundleRef(info.seq, index))) for index in range(info.bundle_count)]
     gone.close()
     data = flip(fs, path, 200)
     report = repair(fs, ROOT, clock=ManualClock())

@@ -163,7 +163,7 @@ def check(state: CrashState, label: str, fs: CrashFileSystem, promised: int) -> 
             missing = set(range(promised)) - set(got) - state.acked[name]
             assert not missing, f"{label}: {name} misses {sorted(missing)} of {promised}"
         store.maintain()
-        assert len(store.catalog) == 0, f"{label}: finished segments stay"
+        assert len(store.internals.catalog) == 0, f"{label}: finished segments stay"
         store.ingest(bundle_of(1000))
         store.seal()
         for name in ("one", "two"):

@@ -64,11 +64,13 @@ def contents(fs: CrashFileSystem) -> tuple[list[int], list[int]]:
     seen = [number_of(bundle) for _, bundle in reader.bundles()]
     store = opened(fs)
     store.seal()
-    refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
+    refs = [
+        BundleRef(info.seq, index) for info in store.internals.catalog.segments() for index in range(info.bundle_count)
+    ]
     kept = []
     for ref in refs:
         with contextlib.suppress(BundleUnavailableError, CorruptionError):  # quarantined when its checksum was wrong
-            kept.append(number_of(store.catalog.bundle(ref)))
+            kept.append(number_of(store.internals.catalog.bundle(ref)))
     got = []
     subscriber = store.register("s", start="earliest")
     while (handle := subscriber.next_bundle(timeout=0)) is not None:

@@ -219,15 +219,15 @@ def test_finished_segments_free_space_for_progress_files() -> None:
     for number in range(20):
         store.ingest(bundle_of(number))
     store.seal()
-    first = store.catalog.segments()[0].bundle_count
+    first = store.internals.catalog.segments()[0].bundle_count
     acknowledge(subscriber, first)
     store.maintain()
-    before = len(store.catalog)
+    before = len(store.internals.catalog)
     acknowledge(subscriber, 1)
     fs.fail_on("pwrite")
     report = store.maintain()
     assert report.progress_written == 1
-    assert len(store.catalog) < before
+    assert len(store.internals.catalog) < before
     store.close()
 
 

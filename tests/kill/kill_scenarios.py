@@ -70,10 +70,10 @@ class Rewinding(Child):
         # Only what is still there: a pass of the background thread may have deleted something just before.
         for ref in self.refs():
             if ref >= position:
-                self.tally.comes_again(name, number_of(self.store.catalog.bundle(ref)))
+                self.tally.comes_again(name, number_of(self.store.internals.catalog.bundle(ref)))
 
     def refs(self) -> list[BundleRef]:
-        infos = self.store.catalog.segments()
+        infos = self.store.internals.catalog.segments()
         return [BundleRef(info.seq, index) for info in infos for index in range(info.bundle_count)]
 
 

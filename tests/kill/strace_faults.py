@@ -133,10 +133,10 @@ class Script:
             position = self.subscribers[name].rewind(to).position
             for ref in (BundleRef(one.seq, index) for one in self.segments() for index in range(one.bundle_count)):
                 if ref >= position and self.store is not None:
-                    self.tally.comes_again(name, number_of(self.store.catalog.bundle(ref)))
+                    self.tally.comes_again(name, number_of(self.store.internals.catalog.bundle(ref)))
 
     def segments(self) -> list[SegmentInfo]:
-        return [] if self.store is None else self.store.catalog.segments()
+        return [] if self.store is None else self.store.internals.catalog.segments()
 
     def leave_dropping(self) -> None:
         """Leave the state of a death during a drop: the ledger, and the segments in it."""

@@ -186,7 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
             missing = set(self.accepted) - self.resolved[name] - self.resolved_before[name] - self.lost
             assert not missing, f"{name} never got {sorted(missing)}"
         self.store.maintain()
-        assert len(self.store.catalog) == 0
+        assert len(self.store.internals.catalog) == 0
 
 
 TestStore = StoreMachine.TestCase

@@ -96,7 +96,7 @@ def test_sealed_bundles_of_the_other_store_are_copied(theirs, ours, receiver_of)
     assert found == [bundle(number) for number in range(31)]
     assert [one.ingested_at_ns for one in found] == [10**18 + number for number in range(31)]
     theirs.maintain()
-    assert len(theirs.catalog) == 0
+    assert len(theirs.internals.catalog) == 0
 
 
 def test_a_bundle_stored_but_not_acknowledged_is_stored_again(theirs, ours, receiver_of):
@@ -213,7 +213,7 @@ def test_damaged_bundles_are_skipped(theirs, ours, receiver_of, caplog):
     for number in range(3):
         theirs.ingest(bundle(number))
         theirs.seal()
-    damaged = Path(theirs.catalog.segments()[1].path)
+    damaged = Path(theirs.internals.catalog.segments()[1].path)
     damaged.chmod(0o600)
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 0xFF

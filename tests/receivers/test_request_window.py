@@ -185,7 +185,7 @@ def test_requests_are_recognized_after_their_data_were_removed(tmp_path: Path) -
             while (handle := subscriber.next_bundle(timeout=0)) is not None:
                 handle.ack()
             store.maintain()
-        assert len(store.catalog) < 5
+        assert len(store.internals.catalog) < 5
         intake.window.close()  # type: ignore[union-attr]
     with quiver.open(tmp_path, settings, background=False) as store:
         again = OtlpIntake(store, SETTINGS)

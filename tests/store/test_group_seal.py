@@ -48,7 +48,7 @@ def test_a_durable_call_without_a_log_survives_a_power_loss() -> None:
     assert numbers(fs.clone_after_crash(0)) == [0, 1, 2]
     store.ingest(numbered(3))
     store.maintain()
-    assert len(store.catalog) == 2, "maintenance does not seal before it is due"
+    assert len(store.internals.catalog) == 2, "maintenance does not seal before it is due"
     store.ingest(numbered(4), durable=True)
     assert numbers(fs.clone_after_crash(0)) == [0, 1, 2, 3, 4]
     store.close()
@@ -100,7 +100,7 @@ def test_callers_share_a_segment(tmp_path: Path) -> None:
         clock.advance(INTERVAL_S)
         for thread in threads:
             thread.join(0.01)
-    assert [info.bundle_count for info in store.catalog.segments()] == [1, 8]
+    assert [info.bundle_count for info in store.internals.catalog.segments()] == [1, 8]
     clock.advance(1.0)
     store.close()
 

@@ -126,7 +126,7 @@ def test_zeros_are_written_only_after_the_end_of_the_log(store: Store) -> None:
 
 def test_no_segment_number_is_used_twice(store: Store) -> None:
     with pytest.raises(InvariantError, match="segment number 0 must not be used twice"):
-        store.catalog.add(store.catalog.segments()[0])
+        store.internals.catalog.add(store.internals.catalog.segments()[0])
 
 
 def test_no_position_of_the_log_is_used_twice(fs: CrashFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_a_segment_gets_its_name_only_when_it_is_complete(
 
 
 def test_a_segment_is_deleted_only_after_the_cursor_has_passed_it(store: Store, fs: CrashFileSystem) -> None:
-    info = replace(store.catalog.segments()[0], wal_position_end=1 << 40)
+    info = replace(store.internals.catalog.segments()[0], wal_position_end=1 << 40)
     with pytest.raises(InvariantError, match="must not be deleted before the log's cursor has passed them"):
         store._cleanup._delete([info], "age")
     assert len(segments(fs)) == 1
@@ -162,7 +162,7 @@ def test_a_drop_is_in_the_ledger_before_it_is_applied(
     with monkeypatch.context() as patched:
         patched.setattr(store._cleanup, "_record_and_count", lambda _: True)
         with pytest.raises(InvariantError, match="a drop must be in the ledger before it is applied"):
-            store._cleanup._drop(store.catalog.segments(), "age")
+            store._cleanup._drop(store.internals.catalog.segments(), "age")
     assert len(segments(fs)) == 1
 
 
@@ -171,14 +171,14 @@ def test_a_local_file_is_removed_only_if_the_tier_has_it(
 ) -> None:
     window = store._cleanup.window
     with monkeypatch.context() as patched:
-        patched.setattr(window, "_verified", lambda _: store.catalog.segments())
+        patched.setattr(window, "_verified", lambda _: store.internals.catalog.segments())
         with pytest.raises(InvariantError, match="a local file is removed only if the object tier has the segment"):
             window.release([0])
     assert len(segments(fs)) == 1
 
 
 def test_the_cold_list_keeps_the_entry_of_an_object(store: Store, fs: CrashFileSystem) -> None:
-    entry = cold_segment(store.catalog.segments()[0], 0, "verified")
+    entry = cold_segment(store.internals.catalog.segments()[0], 0, "verified")
     register = ColdRegister(fs, f"{ROOT}/segments", {}, [entry])
     with pytest.raises(InvariantError, match="the list keeps the entry of every object that exists"):
         register.drop([entry.seq])

@@ -107,12 +107,12 @@ def test_opening_reads_the_end_of_each_segment_once(verifications):
     """For any size of a segment, opening reads its last 16 KiB, in one call, and maps nothing."""
     fs = CountingFiles(sealed(5, rows=50_000))
     with opened(fs) as store:
-        assert len(store.catalog) == 5
+        assert len(store.internals.catalog) == 5
         assert set(fs.segment_calls("open_read").values()) == {1}
         assert len(fs.segment_calls("open_read")) == 5
         assert not fs.segment_calls("map_read")
         assert not verifications
-        for info in store.catalog.segments():
+        for info in store.internals.catalog.segments():
             assert info.size_bytes > 400_000
             assert fs.bytes_read[info.path] <= TAIL_BYTES
 
@@ -134,11 +134,11 @@ def test_a_checksum_is_computed_once_before_the_first_bundle(verifications):
     fs = CountingFiles(sealed(count))
     with opened(fs) as store:
         assert not verifications
-        store.catalog.bundle(BundleRef(3, 0))
+        store.internals.catalog.bundle(BundleRef(3, 0))
         assert len(verifications) == 1
         for _ in range(2):
             for seq in range(count):
-                assert store.catalog.bundle(BundleRef(seq, 0)) == bundle()
+                assert store.internals.catalog.bundle(BundleRef(seq, 0)) == bundle()
         assert len(verifications) == count
 
 
@@ -152,10 +152,10 @@ def test_a_damaged_body_is_detected_when_it_is_read():
     file = disk.create(path)
     file.pwrite(bytes(data), 0)
     with opened(disk) as store:
-        assert len(store.catalog) == 2
+        assert len(store.internals.catalog) == 2
         with pytest.raises(quiver.CorruptionError):
-            store.catalog.bundle(BundleRef(0, 0))
-        assert store.catalog.bundle(BundleRef(1, 0)) == bundle(5_000)
+            store.internals.catalog.bundle(BundleRef(0, 0))
+        assert store.internals.catalog.bundle(BundleRef(1, 0)) == bundle(5_000)
         assert disk.list_dir(f"{ROOT}/quarantine") == ["0000000000000000.qseg"]
 
 
@@ -182,7 +182,7 @@ def test_a_segment_after_the_cursor_is_verified_at_open(verifications):
     with opened(CountingFiles(disk)) as store:
         assert len(verifications) == 4
         for seq in range(4):
-            store.catalog.bundle(BundleRef(seq, 0))
+            store.internals.catalog.bundle(BundleRef(seq, 0))
         assert len(verifications) == 4
 
 

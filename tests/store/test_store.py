@@ -42,11 +42,11 @@ def test_bundles_are_delivered_once_and_in_order(fs: CrashFileSystem) -> None:
         store.seal()
         assert drain(store, "one") == list(range(60))
         store.maintain()
-        assert len(store.catalog) > 3, "deleted while `two` still wanted them"
+        assert len(store.internals.catalog) > 3, "deleted while `two` still wanted them"
         assert drain(store, "two") == list(range(60))
         store.maintain()
-        assert len(store.catalog) == 0
-        assert store.catalog.bytes == 0
+        assert len(store.internals.catalog) == 0
+        assert store.internals.catalog.bytes == 0
 
 
 def test_slots_can_be_named(fs: CrashFileSystem) -> None:
@@ -111,7 +111,7 @@ def test_segments_are_sealed_by_stream_count(fs: CrashFileSystem) -> None:
     with opened(fs, segment_streams_max=3, segment_bytes_max=1_000_000) as store:
         for number in range(7):
             store.ingest(Bundle({30: pa.record_batch({"n": [number], f"column {number}": [0]})}))
-        assert len(store.catalog) == 2
+        assert len(store.internals.catalog) == 2
         store.seal()
         assert drain(store, "s") == list(range(7))
 
@@ -185,7 +185,7 @@ def test_segment_only_keeps_nothing_in_the_log(fs: CrashFileSystem) -> None:
     store = opened(fs, durability="segment_only")
     for number in range(1, 40):
         store.ingest(numbered(number))
-    sealed = len(store.catalog)
+    sealed = len(store.internals.catalog)
     assert sealed > 1
     fs = fs.clone_after_crash(0)
     with opened(fs) as store:
@@ -300,7 +300,7 @@ def test_recent_wal_entries_are_those_of_the_log(fs: CrashFileSystem) -> None:
     with opened(fs, wal_rotate_bytes=40_000) as store:
         for number in range(30):
             store.ingest(numbered(number))
-        assert len(store.catalog) > 0
+        assert len(store.internals.catalog) > 0
         assert [entry.sequence for entry in store.recent_wal_entries()] == list(range(30))
 
 
@@ -310,10 +310,10 @@ def test_a_claimed_bundle_survives_the_deletion_of_its_segment(fs: CrashFileSyst
         store.register("s", start="earliest")
         store.ingest(numbered(5, size=1000))
         store.seal()
-        bundle = store.catalog.bundle(BundleRef(0, 0))
+        bundle = store.internals.catalog.bundle(BundleRef(0, 0))
         assert drain(store, "s") == [5]
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
         assert bundle[30]["pad"][0].as_py() == "x" * 1000
 
 

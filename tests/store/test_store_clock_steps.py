@@ -49,7 +49,7 @@ def test_clock_steps_do_not_affect_claims_and_deferrals(fs: CrashFileSystem, clo
         assert acknowledge(subscriber) == []
         claimed.ack()
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
 
 
 @STEPS_S
@@ -59,10 +59,10 @@ def test_clock_steps_do_not_affect_sealing_by_age(fs: CrashFileSystem, clock: Ma
         store.ingest(numbered(0))
         clock.step_wall(step_s)
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
         clock.advance(60)
         store.maintain()
-        assert len(store.catalog) == 1
+        assert len(store.internals.catalog) == 1
 
 
 @STEPS_S
@@ -82,7 +82,7 @@ def test_clock_steps_between_restarts_lose_nothing(fs: CrashFileSystem, clock: M
     with opened(fs, clock) as store:
         assert acknowledge(store.register("s")) == [0, 1, 2]
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
 
 
 def test_after_a_step_back_segments_expire_by_the_age_of_the_process(fs: CrashFileSystem, clock: ManualClock) -> None:
@@ -95,10 +95,10 @@ def test_after_a_step_back_segments_expire_by_the_age_of_the_process(fs: CrashFi
     with opened(fs, clock, max_age_s=3600.0) as store:
         clock.advance(3500)
         store.maintain()
-        assert len(store.catalog) == 1
+        assert len(store.internals.catalog) == 1
         clock.advance(200)
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
 
 
 def test_after_a_step_forward_segments_expire_and_are_counted(fs: CrashFileSystem, clock: ManualClock) -> None:
@@ -111,7 +111,7 @@ def test_after_a_step_forward_segments_expire_and_are_counted(fs: CrashFileSyste
     clock.step_wall(DAYS_S)
     with opened(fs, clock, observer=observer, max_age_s=3600.0) as store:
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
         assert observer.total("quiver.subscriber.dropped_bundles_total") == 1
         store.ingest(numbered(1))
         store.seal()

@@ -135,7 +135,7 @@ def test_concurrent_producers_and_consumers_get_every_bundle_once(tmp_path: Path
 
         race(everything, upkeep, look)
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
     for name, numbers in got.items():
         expected = {base * 1000 + number for base in range(producers) for number in range(each)}
         assert set(numbers) == expected, name

@@ -31,6 +31,8 @@ class StoreInternals:
         self._cleanup = cleanup
         self._admission = admission
         self._require_open = require_open
+        self.catalog = context.catalog
+        """The sealed segments."""
 
     def poison(self, died: WorkerDiedError) -> None:
         """Refuse all calls from now on: a thread that callers depend on has died."""

@@ -117,8 +117,8 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._encode = self._encoder.encode
         self._segments_dir = f"{root}/{SEGMENTS_DIR}"
         self._cold = open_cold_side(root, settings, fs=fs, clock=clock, observer=observer, objects=objects)
-        self.catalog = Catalog(self._cold.fs(fs), self._segments_dir, adapter, on_damage=self._quarantine)
-        tier, verified = self._cold.open_tier, self.catalog.verified
+        self._catalog = Catalog(self._cold.fs(fs), self._segments_dir, adapter, on_damage=self._quarantine)
+        tier, verified = self._cold.open_tier, self._catalog.verified
         self._reader = StoreReader(root, fs=fs, adapter=adapter, verified=verified, open_tier=tier)
         self._sequence = 0
         self._has_threads = background
@@ -155,15 +155,15 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         found, next_seq = self._recover_log(steps)
         next_seq = max(next_seq, recovery.load_floor(fs, root, observer=observer, clock=self._clock))
         steps.done("load_floor", next_segment=next_seq)
-        segments = self.catalog.segments()
+        segments = self._catalog.segments()
         self._subscribers = Subscribers(
             fs,
             root,
             segments=map(SegmentRef.of, segments),
             next_seq=next_seq,
             profile=self.settings.format_profile,
-            load=self.catalog.bundle,
-            load_run=self.catalog.bundles,
+            load=self._catalog.bundle,
+            load_run=self._catalog.bundles,
             clock=self._clock,
             observer=observer,
             progress_damage=self.settings.progress_damage,
@@ -196,7 +196,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         observer.event(
             "quiver.engine.init",
             path=root,
-            segments=len(self.catalog),
+            segments=len(self._catalog),
             replayed=len(found.replay),
             torn_bytes=found.torn_bytes,
             seconds=round(seconds, 3),
@@ -211,12 +211,12 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         steps.done("remove_leftovers", files=recovery.remove_leftovers(fs, root))
         cursor = recovery.load_cursor(fs, root, observer)
         steps.done("load_cursor", position=cursor)
-        next_seq, bad = recovery.load_segments(fs, root, self.catalog, cursor=cursor, observer=observer)
-        steps.done("load_segments", segments=len(self.catalog), quarantined=bad)
-        next_seq = self._cold.restore(self.catalog, next_seq)
-        steps.done("restore", segments=len(self.catalog))
+        next_seq, bad = recovery.load_segments(fs, root, self._catalog, cursor=cursor, observer=observer)
+        steps.done("load_segments", segments=len(self._catalog), quarantined=bad)
+        next_seq = self._cold.restore(self._catalog, next_seq)
+        steps.done("restore", segments=len(self._catalog))
         found = recovery.scan_log(
-            fs, root, adapter=self.adapter, cursor=cursor, segments=self.catalog.segments(), observer=observer
+            fs, root, adapter=self.adapter, cursor=cursor, segments=self._catalog.segments(), observer=observer
         )
         steps.done("scan_log", entries_to_replay=len(found.replay), torn_bytes=found.torn_bytes)
         hash_written = OTAP_CONFIG_HASH if self.settings.format_profile == "otap" else self.adapter.config_hash
@@ -257,7 +257,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             lock=self._lock,
             room=self._room,
             maintenance=self._maintenance,
-            catalog=self.catalog,
+            catalog=self._catalog,
             subscribers=self._subscribers,
             wal=self._wal,
             sealing=self._sealing,
@@ -497,7 +497,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             is_here = not isinstance(self._wal.failure, DirectoryMovedError)
             last_to_first.callback(self._directory_lock.release)
             last_to_first.callback(self._wal.close)
-            last_to_first.callback(self.catalog.close)
+            last_to_first.callback(self._catalog.close)
             last_to_first.callback(self._subscribers.close, writes=is_here)
             if self._wal.failure is None:
                 self._close_cleanly()

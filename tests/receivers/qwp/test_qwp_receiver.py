@@ -164,7 +164,7 @@ def test_the_wait_for_durability_is_limited(store):
         conf = f"ws::addr=127.0.0.1:{receiver.port};request_durable_ack=on;close_flush_timeout_millis=20000;"
         with Sender.from_conf(conf) as sender:
             sender.row("t", columns={"v": 1}, at=1)
-        assert len(store.catalog) == 1
+        assert len(store.internals.catalog) == 1
 
 
 def test_a_restart_does_not_delay_durable_acknowledgements(tmp_path):

@@ -75,12 +75,12 @@ def test_a_window_of_bytes_keeps_the_newest_segments() -> None:
     rig = Rig()
     with rig.open() as store:
         rig.fill(store, 4)
-        nbytes = store.catalog.bytes // 4
+        nbytes = store.internals.catalog.bytes // 4
     with rig.open(cold_local_bytes=2 * nbytes + nbytes // 2) as store:
         for _ in range(2):
             store.maintain()
         assert rig.local() == [2, 3]
-        assert store.catalog.bytes == store.stats()["segment_bytes"] <= 2 * nbytes + nbytes // 2
+        assert store.internals.catalog.bytes == store.stats()["segment_bytes"] <= 2 * nbytes + nbytes // 2
 
 
 def test_a_store_with_cold_segments_opens_while_the_tier_is_down() -> None:
@@ -94,7 +94,7 @@ def test_a_store_with_cold_segments_opens_while_the_tier_is_down() -> None:
     for operation in ("get", "get_range", "get_ranges", "head", "put", "put_parts", "list"):
         rig.tier.fail_on(operation, times=100)
     with rig.open() as store:
-        assert [info.seq for info in store.catalog.segments()] == [0, 1]
+        assert [info.seq for info in store.internals.catalog.segments()] == [0, 1]
         subscriber = store.register("one", start="earliest")
         with pytest.raises(ObjectsUnavailableError):
             _ = subscriber.next_bundle(timeout=0).bundle
@@ -177,7 +177,7 @@ def test_numbers_continue_when_all_segments_are_in_the_tier(floor: str) -> None:
         rig.fs.remove(path)
     with rig.open() as store:
         rig.fill(store, 1)
-        assert [info.seq for info in store.catalog.segments()] == [0, 1, 2]
+        assert [info.seq for info in store.internals.catalog.segments()] == [0, 1, 2]
         assert drain(store, "one") == list(range(9))
 
 
@@ -187,7 +187,9 @@ def test_at_the_cap_copied_segments_leave_the_disk_first() -> None:
     with rig.open() as store:
         store.register("one", start="earliest")
         rig.fill(store, 1)
-        segment_bytes = store.catalog.bytes  # the bytes of the files of such small segments, beyond the estimate
+        segment_bytes = (
+            store.internals.catalog.bytes
+        )  # the bytes of the files of such small segments, beyond the estimate
         for _ in range(29):
             rig.fill(store, 1)
             store.maintain()
@@ -241,9 +243,9 @@ def test_a_damaged_file_is_replaced_by_its_object() -> None:
     with rig.open() as store:
         rig.fill(store, 2)
         store.maintain()
-        first, second = (info.path for info in store.catalog.segments())
+        first, second = (info.path for info in store.internals.catalog.segments())
         damage(rig, first, 100)
-        assert number_of(store.catalog.bundle(BundleRef(0, 1))) == 1
+        assert number_of(store.internals.catalog.bundle(BundleRef(0, 1))) == 1
     damage(rig, second, -20)  # opening reads the end of a file
     with rig.open() as store:
         assert rig.local() == []
@@ -258,7 +260,7 @@ def test_a_file_that_is_damaged_before_its_upload_is_never_verified() -> None:
     rig = Rig()
     with rig.open() as store:
         rig.fill(store, 2)
-        damage(rig, store.catalog.segments()[0].path, 100)
+        damage(rig, store.internals.catalog.segments()[0].path, 100)
         for _ in range(2):
             store.maintain()
         assert listed(rig.fs) == {1: "verified"}
@@ -520,7 +522,7 @@ def test_the_memory_for_segments_of_the_tier_is_bounded(
             store.maintain()
         for index in range(3):
             for seq in range(4):
-                assert number_of(store.catalog.bundle(BundleRef(seq, index))) == 3 * seq + index
+                assert number_of(store.internals.catalog.bundle(BundleRef(seq, index))) == 3 * seq + index
         assert rig.tier.calls["get"] == fetched
 
 

@@ -88,7 +88,7 @@ class ColdStore(RuleBasedStateMachine):
             return
         verified = {seq for seq, state in listed(self.rig.fs).items() if state == "verified"}
         assert verified <= set(self.rig.objects())
-        known = {info.seq for info in self.store.catalog.segments()}
+        known = {info.seq for info in self.store.internals.catalog.segments()}
         assert known <= verified | set(self.rig.local())
 
     def teardown(self) -> None:

@@ -82,7 +82,7 @@ def test_positions_continue_after_rotated_files_were_deleted() -> None:
         for _ in range(30):
             store.ingest(numbered(len(expected)), durable=True)
             expected.append(len(expected))
-        assert len(store.catalog) > 1
+        assert len(store.internals.catalog) > 1
         assert int(store.stats()["wal_position"]) > 8_000
         fs = fs.clone_after_crash(0)
     with opened(fs) as store:
@@ -98,7 +98,7 @@ def test_the_cursor_does_not_pass_a_segment_that_was_not_written(end: str) -> No
     store = opened(fs, clock)
     for number in range(15):
         store.ingest(numbered(number), durable=True)
-    assert not len(store.catalog)
+    assert not len(store.internals.catalog)
     fs.heal()
     clock.advance(5)
     for number in range(15, 35):
@@ -159,7 +159,7 @@ def test_two_schemas_with_one_fingerprint_are_distinguished() -> None:
     fs = foreign_log(entry(0, (30, mark, one)), entry(1, (30, mark, two)), entry(2, (30, mark, one)))
     with opened(fs) as store:
         assert [bundle[30] for bundle in delivered(store)] == [one, two, one]
-        assert len(store.catalog) == 1
+        assert len(store.internals.catalog) == 1
 
 
 def test_slots_in_any_order_are_read_by_their_ids() -> None:
@@ -340,7 +340,7 @@ def test_a_clock_that_steps_back_does_not_change_the_order() -> None:
             clock.set_wall_ns(10**18 - number * 10**15)
             store.ingest(numbered(number))
         store.seal()
-        (info,) = store.catalog.segments()
+        (info,) = store.internals.catalog.segments()
         assert (info.ingested_min_ns, info.ingested_max_ns) == (10**18 - 9 * 10**15, 10**18)
         assert numbers(store) == list(range(10))
 
@@ -380,7 +380,7 @@ def test_segments_are_written_without_permission_bits(
                 store.ingest(numbered(20 * turn + number), durable=True)
             assert numbers(store) == list(range(20 * turn, 20 * turn + 20))
             store.maintain()
-            assert not len(store.catalog)
+            assert not len(store.internals.catalog)
 
 
 def test_a_replaced_dictionary_does_not_prevent_the_segment() -> None:
@@ -398,7 +398,7 @@ def test_a_replaced_dictionary_does_not_prevent_the_segment() -> None:
     for bundle in bundles:
         store.ingest(bundle, durable=True)
     store.seal()
-    assert len(store.catalog) == 1
+    assert len(store.internals.catalog) == 1
     with opened(fs.clone_after_crash(0)) as again:
         got = delivered(again)
     # 480 words do not fit the keys: the keys are not widened, and the dictionary is not replaced by plain text.
@@ -460,7 +460,7 @@ def test_torn_segment_files_are_reported_and_quarantined(how: str) -> None:
     store = opened(fs)
     for number in range(30):
         store.ingest(numbered(number), durable=True)
-    paths = [info.path for info in store.catalog.segments()]
+    paths = [info.path for info in store.internals.catalog.segments()]
     assert len(paths) > 2
     fs = fs.clone_after_kill()
     data = read_file(fs, paths[1])

@@ -66,7 +66,7 @@ def test_segment_numbers_continue_after_all_were_deleted(fs: CrashFileSystem, pr
         assert drain(store) == list(range(10 * turn, 10 * turn + 10))
         store.maintain()
         store.maintain()
-        assert not len(store.catalog)
+        assert not len(store.internals.catalog)
         if end == "close":
             store.close()
         fs = fs.clone_after_crash(0) if end == "power cut" else fs.clone_after_kill()
@@ -78,7 +78,7 @@ def test_segment_numbers_do_not_collide_after_a_restart(fs: CrashFileSystem) -> 
         with opened(fs) as store:
             fill(store, range(5 * turn, 5 * turn + 5))
             store.seal()
-            seqs = [info.seq for info in store.catalog.segments()]
+            seqs = [info.seq for info in store.internals.catalog.segments()]
             assert seqs == sorted(set(seqs))
     with opened(fs) as store:
         assert drain(store) == list(range(15))
@@ -88,7 +88,7 @@ def test_a_restart_replays_the_log(fs: CrashFileSystem) -> None:
     """Upstream #1951: the log was written and never replayed; bundles that were not sealed were lost."""
     store = opened(fs, segment_bytes_max=1_000_000)
     fill(store, range(7))
-    assert not len(store.catalog)
+    assert not len(store.internals.catalog)
     with opened(fs.clone_after_crash(0)) as again:
         again.seal()
         assert drain(again) == list(range(7))
@@ -169,11 +169,11 @@ def test_unregister_counts_pending_bundles_as_dropped(fs: CrashFileSystem) -> No
         drain(store)
         assert drain(store, "leaver", 4) == [0, 1, 2, 3]
         store.maintain()
-        assert len(store.catalog)
+        assert len(store.internals.catalog)
         store.unregister("leaver")
         assert counted(store, "quiver.subscriber.dropped_bundles_total") == 6
         store.maintain()
-        assert not len(store.catalog)
+        assert not len(store.internals.catalog)
 
 
 def test_an_orphan_is_reported_and_can_be_dropped(fs: CrashFileSystem) -> None:
@@ -184,13 +184,13 @@ def test_an_orphan_is_reported_and_can_be_dropped(fs: CrashFileSystem) -> None:
     with opened(fs) as store:
         assert drain(store) == list(range(10))
         store.maintain()
-        assert len(store.catalog)
+        assert len(store.internals.catalog)
         status = store.stats()["subscribers"]["orphan"]
         assert not status["registered"]
         assert status["pending_bundles"] == 10
         store.unregister("orphan")
         store.maintain()
-        assert not len(store.catalog)
+        assert not len(store.internals.catalog)
 
 
 def test_any_finished_segment_is_deleted(fs: CrashFileSystem) -> None:
@@ -199,16 +199,16 @@ def test_any_finished_segment_is_deleted(fs: CrashFileSystem) -> None:
         subscriber = store.register("s", start="earliest")
         fill(store, range(40))
         store.seal()
-        before = len(store.catalog)
+        before = len(store.internals.catalog)
         held = subscriber.next_bundle(timeout=0)
         assert held is not None
         assert drain(store) == list(range(1, 40))
         store.maintain()
         assert before > 3
-        assert [info.seq for info in store.catalog.segments()] == [held.ref.segment]
+        assert [info.seq for info in store.internals.catalog.segments()] == [held.ref.segment]
         held.ack()
         store.maintain()
-        assert not len(store.catalog)
+        assert not len(store.internals.catalog)
 
 
 def test_an_unreadable_segment_does_not_block_later_deletion(fs: CrashFileSystem) -> None:
@@ -218,7 +218,7 @@ def test_an_unreadable_segment_does_not_block_later_deletion(fs: CrashFileSystem
     fill(store, range(60))
     store.close()
     with opened(fs) as store:
-        infos = store.catalog.segments()
+        infos = store.internals.catalog.segments()
         assert len(infos) > 4
         for info, byte in ((infos[1], 70), (infos[2], None)):
             data = bytearray(fs.read_all(info.path, size_max=1 << 20))
@@ -241,7 +241,7 @@ def test_an_unreadable_segment_does_not_block_later_deletion(fs: CrashFileSystem
                 handle.ack()
         assert len(got) == 60 - infos[1].bundle_count - infos[2].bundle_count
         store.maintain()
-        assert not len(store.catalog)
+        assert not len(store.internals.catalog)
         assert counted(store, "quiver.segment.damaged_bundles_total") == infos[1].bundle_count + infos[2].bundle_count
 
 
@@ -269,12 +269,12 @@ def test_a_segment_that_expires_while_it_is_read_is_not_damage(fs: CrashFileSyst
         fill(store, range(3))
         store.seal()
         handle = subscriber.next_bundle(timeout=0)
-        path = store.catalog.segments()[0].path
+        path = store.internals.catalog.segments()[0].path
         seen = []
 
         def read_while_it_goes(_operation: str, _path: str) -> None:
             if not fs.exists(path) and not seen:
-                seen.append(handle.ref.segment in store.catalog)
+                seen.append(handle.ref.segment in store.internals.catalog)
                 with pytest.raises(BundleUnavailableError):
                     _ = handle.bundle
 

@@ -41,7 +41,7 @@ def test_a_log_at_its_cap_seals_the_open_segment(fs: CrashFileSystem) -> None:
         for number in range(200):
             store.ingest(numbered(number))
             assert store.stats()["wal_bytes"] <= 8_000
-        assert len(store.catalog) > 3
+        assert len(store.internals.catalog) > 3
         store.seal()
         assert drain(store) == list(range(200))
 
@@ -109,7 +109,7 @@ def test_bundles_that_expired_while_the_store_was_closed_are_not_replayed(fs: Cr
     with opened(left, later, max_age_s=100.0) as store:
         store.seal()
         store.maintain()
-        assert not len(store.catalog)
+        assert not len(store.internals.catalog)
         assert drain(store) == []
         assert counted(store, "quiver.subscriber.dropped_bundles_total") == 5
 
@@ -124,7 +124,7 @@ def test_expiry_does_not_count_delivered_bundles_as_lost(fs: CrashFileSystem) ->
         assert drain(store, most=6) == [0, 1, 2, 3, 4, 5]
         clock.advance(11.0)
         store.maintain()
-        assert not len(store.catalog)
+        assert not len(store.internals.catalog)
         assert counted(store, "quiver.subscriber.dropped_bundles_total") == 2
 
 
@@ -137,10 +137,10 @@ def test_segments_over_age_are_dropped(fs: CrashFileSystem) -> None:
         store.seal()
         clock.advance(9.0)
         store.maintain()
-        assert len(store.catalog)
+        assert len(store.internals.catalog)
         clock.advance(2.0)
         store.maintain()
-        assert not len(store.catalog)
+        assert not len(store.internals.catalog)
 
 
 # ── the cap ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -39,8 +39,8 @@ def plain(batch: pa.RecordBatch) -> list[pa.Array]:
 
 def contents(store: Store) -> list[pa.RecordBatch]:
     return [
-        store.catalog.bundle(BundleRef(info.seq, index))[30]
-        for info in store.catalog.segments()
+        store.internals.catalog.bundle(BundleRef(info.seq, index))[30]
+        for info in store.internals.catalog.segments()
         for index in range(info.bundle_count)
     ]
 

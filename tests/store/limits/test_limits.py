@@ -123,7 +123,7 @@ def test_drop_oldest_drops_the_oldest_and_counts_for_each_subscriber(fs: CrashFi
         assert total(store, "quiver.segment.dropped_total", reason="size") > 0
         assert total(store, "quiver.retention.size_emergency_total") > 0
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
         assert not fs.exists(f"{ROOT}/{DROP_LEDGER}")
 
 
@@ -133,8 +133,8 @@ def test_finished_segments_are_deleted_before_unfinished_ones(fs: CrashFileSyste
         for number in range(60):
             store.ingest(bundle_of(number))
         store.seal()
-        half = len(store.catalog) // 2
-        newest = [info.seq for info in store.catalog.segments()][half:]
+        half = len(store.internals.catalog) // 2
+        newest = [info.seq for info in store.internals.catalog.segments()][half:]
         subscriber = store.register("s", start=newest[0])
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             handle.ack()
@@ -148,16 +148,16 @@ def test_finished_segments_are_deleted_before_unfinished_ones(fs: CrashFileSyste
         for handle in refs:
             if handle.ref.segment in newest:
                 handle.ack()
-        first = store.catalog.segments()[0].seq
-        before = len(store.catalog)
+        first = store.internals.catalog.segments()[0].seq
+        before = len(store.internals.catalog)
         number = 100
-        while len(store.catalog) >= before:
+        while len(store.internals.catalog) >= before:
             store.ingest(bundle_of(number))
             store.maintain()
             number += 1
-            before = max(before, len(store.catalog))
-        assert first in store.catalog
-        assert newest[0] not in store.catalog
+            before = max(before, len(store.internals.catalog))
+        assert first in store.internals.catalog
+        assert newest[0] not in store.internals.catalog
         assert total(store, "quiver.segment.dropped_total") == 0
         assert total(store, "quiver.gc.evictions_total", reason="size") >= 1
 
@@ -258,12 +258,12 @@ def test_the_number_of_segments_is_limited(fs: CrashFileSystem) -> None:
         store.register("s", start="earliest")
         number, full = fill(store)
         assert "retention.max_segments (5)" in full.what
-        assert len(store.catalog) <= 5
+        assert len(store.internals.catalog) <= 5
         store.ingest(bundle_of(number)) if drain(store, "s") else None
     with opened(fs, segments_max=5, size_cap_policy="drop_oldest") as store:
         for number in range(200):
             store.ingest(bundle_of(number))
-            assert len(store.catalog) <= 5
+            assert len(store.internals.catalog) <= 5
 
 
 def test_the_number_of_bundles_in_a_segment_is_limited(fs: CrashFileSystem) -> None:
@@ -272,7 +272,7 @@ def test_the_number_of_bundles_in_a_segment_is_limited(fs: CrashFileSystem) -> N
         for number in range(30):
             store.ingest(bundle_of(number, size=1))
         store.seal()
-        assert [info.bundle_count for info in store.catalog.segments()] == [7, 7, 7, 7, 2]
+        assert [info.bundle_count for info in store.internals.catalog.segments()] == [7, 7, 7, 7, 2]
 
 
 # ── age, headroom, grace ─────────────────────────────────────────────────────────────────────────────────
@@ -292,7 +292,7 @@ def test_segments_over_age_are_dropped_even_if_pending(fs: CrashFileSystem) -> N
         assert store.maintain().segments_deleted == 0
         clock.advance(1)
         assert store.maintain().segments_deleted > 0
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
         lost = total(store, "quiver.subscriber.dropped_bundles_total", subscriber="s", reason="age")
         assert lost == 20 - len(done)
         assert total(store, "quiver.subscriber.dropped_bundles_total") == lost
@@ -311,7 +311,7 @@ def test_the_open_segment_expires(fs: CrashFileSystem) -> None:
         store.maintain()
         assert store.stats()["open_bundles"] == 0
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
         assert drain(store, "s") == []
 
 
@@ -357,7 +357,7 @@ def test_a_drop_is_counted_once_when_a_directory_sync_fails(goes_on: bool) -> No
         with opened(inner.clone_after_crash(call) if goes_on else inner, clock, max_age_s=100.0) as store:
             store.maintain()
             dropped += total(store, "quiver.segment.dropped_total", reason="age")
-            assert len(store.catalog) == 0
+            assert len(store.internals.catalog) == 0
             assert drain(store, "s") == []
         assert dropped == 3, f"sync {call}"
         if not hit:
@@ -395,11 +395,11 @@ def test_a_stepped_clock_does_not_change_when_segments_expire(fs: CrashFileSyste
         store.seal()
         clock.advance(99)
         store.maintain()
-        assert len(store.catalog) == 2
+        assert len(store.internals.catalog) == 2
         assert drain(store, "s") == [0, 1, 2]
         clock.advance(1)
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
 
 
 def test_headroom_keeps_the_newest_finished_segments(fs: CrashFileSystem) -> None:
@@ -414,11 +414,11 @@ def test_headroom_keeps_the_newest_finished_segments(fs: CrashFileSystem) -> Non
         store.seal()
         drain(store, "s")
         store.maintain()
-        kept = [info.seq for info in store.catalog.segments()]
+        kept = [info.seq for info in store.internals.catalog.segments()]
         assert kept[-1] == store.stats()["next_segment"] - 1
-        assert 20_000 - 8_000 < store.catalog.bytes <= 20_000
+        assert 20_000 - 8_000 < store.internals.catalog.bytes <= 20_000
         fill_to = 0
-        while store.catalog.segments()[0].seq == kept[0]:
+        while store.internals.catalog.segments()[0].seq == kept[0]:
             store.ingest(bundle_of(1_000 + fill_to))
             fill_to += 1
         assert total(store, "quiver.gc.evictions_total", reason="size") >= 1
@@ -436,10 +436,10 @@ def test_grace_keeps_finished_segments_for_readers(fs: CrashFileSystem) -> None:
         store.maintain()
         clock.advance(59)
         store.maintain()
-        assert len(store.catalog) > 0
+        assert len(store.internals.catalog) > 0
         clock.advance(1)
         store.maintain()
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
 
 
 def test_age_does_not_wait_for_grace_or_headroom(fs: CrashFileSystem) -> None:
@@ -474,13 +474,13 @@ def test_reclaim_deletes_only_finished_segments(fs: CrashFileSystem) -> None:
         for number in range(60):
             store.ingest(bundle_of(number))
         store.seal()
-        before = len(store.catalog)
+        before = len(store.internals.catalog)
         drain(store, "s", 30)
         assert store.reclaim(1) > 0
-        assert len(store.catalog) == before - 1
+        assert len(store.internals.catalog) == before - 1
         store.reclaim(10**9)
         assert drain(store, "s")[0] == 30
-        assert 1 < len(store.catalog) < before - 1
+        assert 1 < len(store.internals.catalog) < before - 1
 
 
 def test_the_reserve_counts_and_is_small(fs: CrashFileSystem) -> None:

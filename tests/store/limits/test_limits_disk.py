@@ -49,7 +49,7 @@ def test_acknowledgements_on_a_full_disk_use_the_reserve() -> None:
         squeeze(disk)
         got = drain(store, "s")
         assert store.maintain().progress_written == 1
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
         disk.capacity = 150_000
         store.ingest(bundle_of(number))
         store.seal()
@@ -99,10 +99,10 @@ def test_the_reserve_is_refilled_before_ingest_continues() -> None:
         for _ in range(12):
             number, _ = fill(store, number)
             squeeze(disk)
-            before = len(store.catalog)
-            while len(store.catalog) == before and drain(store, "s", 1):
+            before = len(store.internals.catalog)
+            while len(store.internals.catalog) == before and drain(store, "s", 1):
                 store.maintain()
-            assert len(store.catalog) < before or not before, "an acknowledgement could not be written"
+            assert len(store.internals.catalog) < before or not before, "an acknowledgement could not be written"
             disk.capacity = 150_000
             clock.advance(1)
         store.ingest(bundle_of(number))
@@ -141,7 +141,7 @@ def test_a_long_progress_file_can_be_replaced_on_a_full_disk() -> None:
         assert store.maintain().progress_written == 1
         first.ack()
         assert store.maintain().progress_written == 1
-        assert len(store.catalog) == 0
+        assert len(store.internals.catalog) == 0
         assert disk.stat(f"{ROOT}/quiver.sub.s").size_bytes < progress
         disk.capacity = 2_000_000
         clock.advance(2)

@@ -47,7 +47,7 @@ def opened(fs: CrashFileSystem | FaultFileSystem, settings: Settings = SETTINGS)
 
 
 def contents(store: Store) -> list[pa.RecordBatch]:
-    catalog = store.catalog
+    catalog = store.internals.catalog
     refs = [BundleRef(info.seq, index) for info in catalog.segments() for index in range(info.bundle_count)]
     return [catalog.bundle(ref)[30] for ref in refs]
 

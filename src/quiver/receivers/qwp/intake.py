@@ -52,8 +52,8 @@ class QwpStore(IntakeStore, Protocol):
     path: str
 
     @property
-    def catalog(self) -> Any:
-        """The sealed segments."""
+    def internals(self) -> Any:
+        """`Store.internals`: it has the sealed segments."""
 
     @property
     def settings(self) -> Any:
@@ -208,7 +208,7 @@ class QwpIntake:
             self._sealed_at_s = now
             self.store.seal()
             self._sealed = max(self._sealed, newest)
-        found = [one.sequence_last for one in self.store.catalog.segments() if one.sequence_last is not None]
+        found = [one.sequence_last for one in self.store.internals.catalog.segments() if one.sequence_last is not None]
         self._sealed = through = max([self._sealed, *found])
         if self.settings.durable == "tier":
             # Read after the segments: a segment that was sealed in between has higher numbers.

@@ -415,7 +415,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
             for known in self._registered.values():
                 part = opened.store.register(known.subscriber.id, known.start, order=known.order)
                 known.subscriber.join(number, part)
-            self._observer.event("quiver.core.drain", core_id=number, segments=len(opened.store.catalog))
+            self._observer.event("quiver.core.drain", core_id=number, segments=len(opened.store.internals.catalog))
 
     def _retire_if_drained(self, opened: OpenCore) -> None:
         figures = opened.store.stats()
