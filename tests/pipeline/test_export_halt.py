@@ -52,7 +52,7 @@ def test_a_halted_query_is_not_restarted(monkeypatch, error, starts):
         return started[-1]
 
     monkeypatch.setattr(export, "start_query", start_query)
-    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS)
+    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, dead_letter_policy=LETTERS)
     plan = SimpleNamespace(name="out", store_path="buffer", stores=(), route=SimpleNamespace(config=config))
     one = export._Export(None, plan)
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_the_delay_of_a_failed_query_follows_its_retry_settings(monkeypatch):
 
     monkeypatch.setattr(export, "start_query", start_query)
     policy = RetryPolicy(initial_interval_s=7.0, max_interval_s=14.0, jitter=0.0)
-    config = SimpleNamespace(destination="lake/", policy=lambda: policy, letters=LETTERS)
+    config = SimpleNamespace(destination="lake/", policy=lambda: policy, dead_letter_policy=LETTERS)
     one = export._Export(
         None, SimpleNamespace(name="out", store_path="b", stores=(), route=SimpleNamespace(config=config))
     )
@@ -90,7 +90,7 @@ def test_a_halt_between_batches_stops_the_query(monkeypatch, caplog):
     bundle_filter = Sieve(DeliveryHaltedError("out", "0:1", "5 attempts failed"))
     running = RunningQuery(Query(None), bundle_filter)
     monkeypatch.setattr(export, "start_query", lambda _spark, _plan, _observer, *, stats: running)
-    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS)
+    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, dead_letter_policy=LETTERS)
     one = export._Export(
         None, SimpleNamespace(name="out", store_path="b", stores=(), route=SimpleNamespace(config=config))
     )

@@ -37,7 +37,9 @@ def test_an_exporter_that_cannot_start_is_retried(problem, monkeypatch, caplog):
         return RunningQuery(SimpleNamespace(isActive=True), SimpleNamespace(halted=None, failed=None))
 
     monkeypatch.setattr(export, "start_query", start_query)
-    route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY, letters=LETTERS))
+    route = SimpleNamespace(
+        config=SimpleNamespace(destination="lake/", policy=lambda: POLICY, dead_letter_policy=LETTERS)
+    )
     one = export._Export(None, SimpleNamespace(name="out", store_path="buffer", stores=(), route=route))
     while clock.now < 40:
         one.look()
@@ -68,7 +70,9 @@ def _many(monkeypatch, count):
         return RunningQuery(started[plan.name], SimpleNamespace(halted=None, failed=None, close=lambda: None))
 
     monkeypatch.setattr(export, "start_query", start_query)
-    route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY, letters=LETTERS))
+    route = SimpleNamespace(
+        config=SimpleNamespace(destination="lake/", policy=lambda: POLICY, dead_letter_policy=LETTERS)
+    )
     plans = [
         SimpleNamespace(name=f"out{number}", store_path="buffer", stores=(), route=route) for number in range(count)
     ]

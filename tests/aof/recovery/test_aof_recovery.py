@@ -210,7 +210,7 @@ def test_opening_scans_only_the_records_that_were_not_durable(monkeypatch):
     fs = written(*[b"durable" * 9] * 50, close=True)
     path, end = tail_of(fs)
     late = encode_record(b"late", timestamp=1)
-    overwrite(fs, path, late, end)
+    overwrite(fs, path, end, late)
     decoded = []
 
     def continue_scan(found, view, limit):
@@ -249,7 +249,7 @@ def test_a_mark_that_does_not_fit_is_ignored():
     for changed in ({"bytes_crc64": 1}, {"last_offset": 0}, {"last_offset": 2**40}, {"durable_bytes": 2**40}):
         text = json.dumps([row | {"requested_bytes": 2**41} | changed]).encode()
         broken = fs.clone_after_crash(0)
-        overwrite(broken, name, text + b" " * 100, 0)
+        overwrite(broken, name, 0, text + b" " * 100)
         with open_manager(broken) as manager:
             assert payloads(manager.log("orders")) == [b"durable" * 9] * 5, changed
 

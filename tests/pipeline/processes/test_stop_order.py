@@ -177,7 +177,7 @@ def exports(tmp_path, monkeypatch):
     )
 
     def plan(name, path, into, destination):
-        config = SimpleNamespace(destination=destination, policy=RetryPolicy, letters=LETTERS)
+        config = SimpleNamespace(destination=destination, policy=RetryPolicy, dead_letter_policy=LETTERS)
         return SimpleNamespace(name=name, store_path=path, stores=(), route=SimpleNamespace(config=config, into=into))
 
     # In the reverse order of the data flow.
@@ -230,7 +230,7 @@ def test_a_query_with_a_long_trigger_runs_once_more(tmp_path, monkeypatch):
     sieve = SimpleNamespace(halted=None, close=lambda: said.append("let go"))
     start = lambda _spark, _plan, _observer, *, stats, once=False: RunningQuery(Rare(once), sieve)
     monkeypatch.setattr(export, "start_query", start)
-    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS, trigger=300.0)
+    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, dead_letter_policy=LETTERS, trigger=300.0)
     plan = SimpleNamespace(name="out", store_path="b", stores=(), route=SimpleNamespace(config=config, into=None))
     one = export._Export(None, plan)
     one.look()

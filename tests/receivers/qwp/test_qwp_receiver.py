@@ -208,7 +208,9 @@ def test_a_slow_tier_causes_no_small_segments():
     waiting = {"waiting_sequence": 0}
     store = SimpleNamespace(
         settings=SimpleNamespace(cold_objects="file:///cold"),
-        catalog=SimpleNamespace(segments=lambda: [SimpleNamespace(sequence_last=number) for number in sealed]),
+        internals=SimpleNamespace(
+            catalog=SimpleNamespace(segments=lambda: [SimpleNamespace(sequence_last=number) for number in sealed])
+        ),
         seal=lambda: sealed.append(intake._newest),
         stats=lambda: {"cold": waiting},
     )

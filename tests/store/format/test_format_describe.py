@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disk_files import with_new_crc32
 from quiver.primitives.findings import Description, Problem
 from quiver.store.format.cursor import encode_cursor
 from quiver.store.format.describe import STORE_FILES
@@ -163,7 +164,7 @@ def test_progress_flags_are_a_warning():
     """Unknown flags are named, and the rest is described."""
     data = bytearray(encode_progress(Progress(5, {}), profile="otap"))
     data[12] = 3
-    description = told("quiver.sub.x", segments.resealed(bytes(data)))
+    description = told("quiver.sub.x", with_new_crc32(bytes(data)))
     assert (description.is_intact, description.fields["flags"]) == (True, 3)
     assert description.problems == [Problem(12, "flags 0x0003 are not known to version 1", "warning")]
 
@@ -207,7 +208,7 @@ def test_segment_contradictions_under_a_good_checksum():
     """A later footer is named; a manifest of other streams and a stream that is none are pointed at."""
     data = bytearray(SEGMENT)
     data[-50] = 2
-    description = told("x", segments.resealed(bytes(data)))
+    description = told("x", with_new_crc32(bytes(data)))
     assert description.version == 2
     assert "unsupported version 2" in description.problems[0].reason
     builder = segments.manifest_builder()
@@ -218,7 +219,7 @@ def test_segment_contradictions_under_a_good_checksum():
         wrong.append((30,), (1,), (0,), 0)
     description = told("x", segments.build_segment(manifest=wrong.encode(ManifestMetadata(), "spec")))
     assert [problem.offset for problem in description.problems] == [description.fields["manifest_offset"]]
-    description = told("x", segments.resealed(b"BROKEN" + SEGMENT[6:]))
+    description = told("x", with_new_crc32(b"BROKEN" + SEGMENT[6:]))
     assert [problem.offset for problem in description.problems] == [0]
 
 

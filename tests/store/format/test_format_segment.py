@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disk_files import with_new_crc32
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.segment.file import (
     CHUNKS_MAX,
@@ -53,7 +54,7 @@ def changed(at: int, code: str, value: int) -> bytes:
     """The good segment with one field of its footer changed, and the checksum made right."""
     data = bytearray(SEGMENT)
     struct.pack_into(code, data, FOOTER_AT + at, value)
-    return segments.resealed(bytes(data))
+    return with_new_crc32(bytes(data))
 
 
 def test_golden_footer():
