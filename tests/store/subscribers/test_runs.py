@@ -519,7 +519,7 @@ def test_times_of_ingestion_are_those_of_the_bundles():
         for number in range(9):
             store.ingest(Bundle({30: pa.record_batch({"n": [number]})}, ingested_at_ns=1000 + number))
         store.seal()
-        found = [bundle.ingested_at_ns for bundle in store.catalog.bundles(0, 3, 7)]
+        found = [bundle.ingested_at_ns for bundle in store.internals.catalog.bundles(0, 3, 7)]
         assert found == [1003, 1004, 1005, 1006]
 
 
