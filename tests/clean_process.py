@@ -1,8 +1,8 @@
 """
-Tests that fork do so in a process of their own, which has no threads but those that they start.
+Tests that fork run in a separate process, which has only the threads that they start.
 
-A process that has run Spark or gRPC has threads that hold locks of C libraries at any moment; a child that is forked
-at such a moment waits for them for ever, and says nothing about what is tested.
+A process that has run Spark or gRPC has threads that may hold locks of C libraries at any moment. A child that is
+forked at such a moment waits for them indefinitely, which shows nothing about the tested code.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from multiprocessing.connection import Connection
 import pytest
 
 PROCESSES = multiprocessing.get_context("forkserver") if hasattr(os, "fork") else multiprocessing.get_context("spawn")
-"""Forked from a server that never had a thread."""
+"""Forked from a server that never started a thread."""
 
 PATIENCE_S = 150
-"""Below the time limit of a test, so that what hangs is killed by the one who started it."""
+"""Below the time limit of a test, so that a process that hangs is killed by the one that started it."""
 
 
 def in_a_clean_process(test: Callable[..., None]) -> Callable[..., None]:
-    """Run *test* elsewhere, with fixtures that can be sent there, and leave none of its children behind."""
+    """Run *test* in another process, with fixtures that can be pickled, and leave none of its children running."""
 
     @functools.wraps(test)
     def run(**fixtures: object) -> None:
@@ -34,12 +34,12 @@ def in_a_clean_process(test: Callable[..., None]) -> Callable[..., None]:
         process = PROCESSES.Process(target=_call, args=(test.__module__, test.__name__, fixtures, theirs))
         process.start()
         theirs.close()
-        said = "it did not end in time, or left a child behind that has not"
+        said = "it did not end in time, or left a child that has not"
         try:
             if ours.poll(PATIENCE_S):
                 said = ours.recv()
         except EOFError:
-            said = "it ended without a word"
+            said = "it ended without a result"
         finally:
             try:
                 os.killpg(process.pid, signal.SIGKILL)

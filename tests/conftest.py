@@ -1,8 +1,8 @@
 """
-How long the marked lanes run, which quiver the programs that tests start import, and what may not be spread over
-processes.
+The length of the marked lanes, the `quiver` that programs started by tests import, and the tests that must run in one
+process.
 
-The default of each lane is what the lane promises; a smaller number is for a quick look.
+The default of each lane is what its documentation promises; a smaller number is for a quick check.
 """
 
 import logging
@@ -26,31 +26,31 @@ from s3_server import (
 )
 
 settings.register_profile("quiver", deadline=None)
-"""A loaded machine is slow; that says nothing about what is tested."""
+"""A loaded machine is slow, which shows nothing about the tested code."""
 settings.load_profile("quiver")
 
 _QUIVER = find_spec("quiver")
 if _QUIVER is not None and _QUIVER.origin is not None:
-    # Programs that tests start import the quiver that is tested, not one that happens to be installed.
+    # Programs that tests start import the tested quiver, not an installed one.
     _PATHS = [os.path.dirname(os.path.dirname(_QUIVER.origin)), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _PATHS))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("quiver", "how much the marked lanes do")
+    group = parser.getgroup("quiver", "the length of the marked lanes")
     group.addoption("--kill-cycles", type=int, default=10_000, help="fork-and-kill cycles of the kill lane")
     group.addoption("--crash-states", type=int, default=1_000_000, help="enumerated states of the crash_states lane")
     group.addoption("--crash-seed", type=int, default=0, help="number of the first workload of the crash states")
     group.addoption("--soak-seconds", type=float, default=600.0, help="how long each variant of the soak runs")
     group.addoption("--delivery-seconds", type=float, default=300.0, help="how long the soak of deliveries runs")
-    group.addoption("--fuzz-inputs", type=int, default=100_000, help="broken inputs for each decoder of OTLP and OTAP")
+    group.addoption("--fuzz-inputs", type=int, default=100_000, help="invalid inputs for each decoder of OTLP and OTAP")
     group.addoption("--strace-stride", type=int, default=1, help="fail every n-th system call only")
     group.addoption("--fast", action="store_true", help="leave out tests that need Java, and tests/long_modules.txt")
     group.addoption("--workers", type=int, default=2, help="processes that share the crash states")
 
 
 _MAY_FORK = ("kill", "soak", "strace")
-"""Lanes that run by themselves, in a process in which nothing else ran."""
+"""Lanes that run alone, in a process in which no other test ran."""
 _FORK: Callable[[], int] | None = getattr(os, "fork", None)
 
 
@@ -59,14 +59,14 @@ def _refuse_to_fork() -> int:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No test forks a process that has run others: what the child waits for then is seen once in a hundred runs."""
+    """No test forks a process that ran other tests: the child would hang once in a hundred runs."""
     if _FORK is not None:
         os.fork = _FORK if any(map(item.get_closest_marker, _MAY_FORK)) else _refuse_to_fork
 
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Nothing is logged: for tests of what goes wrong, which would say it thousands of times."""
+    """Log nothing: for tests of failures that would be logged thousands of times."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -96,9 +96,9 @@ def _is_fast(item: pytest.Item) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
-    Tests that share something stay together, in one process: the Spark session, a server, or else their file.
+    Keep tests that share a Spark session, a server or else a file in one process.
 
-    A group for each test would keep pytest-xdist itself busy: it goes through all of them whenever a test ends.
+    A group for each test would slow down pytest-xdist, which iterates over all groups whenever a test ends.
     """
     if config.getoption("--fast"):
         slow = [item for item in items if not _is_fast(item)]
@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """A group that is not in the name of its tests is none: each process would start a session of its own."""
+    """A group that is not part of its tests' names has no effect: each process would start its own session."""
     if not getattr(session.config.option, "loadgroup", False):
         return
     for item in session.items:

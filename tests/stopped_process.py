@@ -1,4 +1,4 @@
-"""A real process that is stopped with SIGSTOP, for minutes by its own clock and for a moment by ours."""
+"""A real process that is stopped with SIGSTOP, for minutes by its clock and for a moment by ours."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ for line in sys.stdin:
 
 class StoppedProcess:
     """
-    Runs *program*, in which `clock` is the time, and then answers what it is asked.
+    Runs *program*, in which `clock` is the time, and then evaluates expressions.
 
     Args:
-        directory: for the file through which its clock is set.
-        program: its beginning; `sys.argv[2]` is *argument*.
-        argument: what it is told.
+        directory: for the file that sets its clock.
+        program: its first statements; `sys.argv[2]` is *argument*.
+        argument: its argument.
     """
 
     def __init__(self, directory: Path, program: str, argument: object) -> None:
@@ -61,18 +61,18 @@ class StoppedProcess:
         return ast.literal_eval(answer)
 
     def stop(self) -> None:
-        """Return when the process does not run any more."""
+        """Return when the process is stopped."""
         os.kill(self._process.pid, signal.SIGSTOP)
         _, status = os.waitpid(self._process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
 
     def go_on_after(self, seconds: float) -> None:
-        """Let the stopped process run again; for it, *seconds* have passed."""
+        """Continue the stopped process; for it, *seconds* have passed."""
         self._clock.write_bytes(struct.pack("d", seconds))
         os.kill(self._process.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """End it, and wait for it."""
+        """Terminate it, and wait for it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

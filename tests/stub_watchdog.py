@@ -1,4 +1,4 @@
-"""The end of the line to a supervisor that children of a pipeline hold, for those that run in a thread of a test."""
+"""The connection to a supervisor that children of a pipeline have, for those that run in a thread of a test."""
 
 import threading
 
@@ -6,7 +6,7 @@ from quiver.clock import SYSTEM_CLOCK
 
 
 class StubWatchdog:
-    """Holds until it is let go; may be told before that the pipeline closes."""
+    """Blocks until it is released; before that, it can announce that the pipeline closes."""
 
     def __init__(self):
         self.gone = threading.Event()

@@ -310,11 +310,13 @@ def link_rules(files: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def word_rules(files: Mapping[str, str]) -> Iterator[Finding]:
-    """The prose of the package, and the pages, use no word much more often than other libraries do; see `words.py`."""
+    """The package, the tests and the pages use no word much more often than other libraries do; see `words.py`."""
     modules = [text for path, text in files.items() if path.startswith(SOURCE) and path.endswith(".py")]
+    tests = [text for path, text in files.items() if path.startswith("tests/") and path.endswith(".py")]
     pages = [text for path, text in files.items() if is_plain_page(path)]
     for place, folders, read, texts in (
         (SOURCE, "src", prose, modules),
+        ("tests/", "tests", prose, tests),
         ("docs/", "docs *.md", page_prose, pages),
     ):
         found, words = rates(passage for text in texts for passage in read(text))

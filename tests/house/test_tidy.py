@@ -353,9 +353,9 @@ def test_idioms_above_the_rate_of_other_libraries_are_found():
     odd = plain + '"""Nobody knows."""\n'
 
     assert list(tidy.word_rules({"src/quiver/a.py": plain})) == []
-    assert [found.sentence.partition(":")[0] for found in tidy.word_rules({"src/quiver/a.py": odd})] == [
-        "nobody, somebody, anybody"
-    ]
+    for path in ("src/quiver/a.py", "tests/test_a.py"):
+        (found,) = tidy.word_rules({path: odd})
+        assert found.sentence.startswith("nobody, somebody, anybody")
 
 
 def test_words_of_pages_are_counted_without_code():

@@ -1,4 +1,4 @@
-"""Producers and a far side for the soak of deliveries: who was told what, and what arrived."""
+"""Producers and a destination for the soak of deliveries: which requests were confirmed, and which arrived."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def numbers_of(data: bytes) -> list[int]:
 
 
 def is_poison(number: int) -> bool:
-    """Say whether the far side refuses the request of that number for good."""
+    """Return whether the destination refuses the request of that number permanently."""
     return number % POISON_EVERY == POISON_EVERY - 1
 
 
 class FarSide:
-    """An OTLP/HTTP endpoint that can be taken down and brought up again on its port, and remembers everything."""
+    """An OTLP/HTTP endpoint that can be stopped and started again on its port, and records all requests."""
 
     def __init__(self) -> None:
         self.arrived: dict[int, int] = {}
@@ -101,7 +101,7 @@ class FarSide:
 
 
 class Producer(threading.Thread):
-    """Posts one number after the other; each once, whatever the answer, so that nothing is stored twice."""
+    """Posts numbers in order; each once, regardless of the response, so that nothing is stored twice."""
 
     def __init__(self, port: int, first: int, step: int, pause_s: float) -> None:
         super().__init__(daemon=True)

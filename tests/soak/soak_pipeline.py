@@ -1,7 +1,4 @@
-"""
-The pipeline of the soak of deliveries: files, a far side, and files behind a processor that fails
-on some records.
-"""
+"""The pipeline of the soak of deliveries: files, a destination, and files after a processor that sometimes fails."""
 
 from __future__ import annotations
 
@@ -131,7 +128,7 @@ class Pipeline:
 
     @contextmanager
     def frozen(self, name: str) -> Iterator[None]:
-        """Inside, a child and its own children are stopped (SIGSTOP)."""
+        """Within the block, a child and its own children are stopped (SIGSTOP)."""
         pid = read_state(self.run_dir)["children"][name]["pid"]
         stopped = [pid, *descendants(pid)]
         for one in stopped:
@@ -187,12 +184,12 @@ def sealed(root: str) -> list[str]:
 
 
 def is_odd(number: int) -> bool:
-    """Say whether the processor fails on the record of that number."""
+    """Return whether the processor fails on the record of that number."""
     return number % ODD_EVERY == ODD
 
 
 def checked(directory: Path) -> Counter[int]:
-    """The same behind the processor."""
+    """The numbers after the processor."""
     found: Counter[int] = Counter()
     for path in directory.glob("logs/[!.]*"):
         found.update(json.loads(line)["n"] - FIRST_NS for line in path.read_text().splitlines())
@@ -200,7 +197,7 @@ def checked(directory: Path) -> Counter[int]:
 
 
 def letters_of(root: str, exporter: str) -> dict[int, str]:
-    """Number → reason of each dead letter; a letter is one request."""
+    """Number → reason of each dead letter; a dead letter is one request."""
     return {
         number: letter.reason
         for letter in read_dead_letters(REAL_FILES, root, exporter)
@@ -211,15 +208,15 @@ def letters_of(root: str, exporter: str) -> dict[int, str]:
 
 def settle(pipeline: Pipeline, stalled_s: float) -> None:
     """
-    Wait until everybody has everything, nothing waits to be tried again, and the disk is free. Who is slow is waited
-    for; who gets nothing for *stalled_s* is not.
+    Wait until all exporters have everything, no retry is pending, and the disk is free. Fail if an exporter makes no
+    progress for *stalled_s*.
     """
     root = f"{pipeline.directory}/buffer"
     waits = ("remote", "checked", "lake")
 
     def left() -> int:
         held = sum(len(load_retry_set(REAL_FILES, root, name)) for name in waits)
-        # The last acknowledgements, and what they free, come with the next look.
+        # The next poll brings the last acknowledgements, and frees their space.
         return sum(lag or 0 for lag in lags(root).values()) + held + len(sealed(root))
 
     least = left()
@@ -229,7 +226,7 @@ def settle(pipeline: Pipeline, stalled_s: float) -> None:
 
 
 def check(directory: Path, far: FarSide, sent: set[int], unknown: set[int]) -> None:
-    """All three exporters have everything but what is poison to them, and that is in their dead letters."""
+    """All three exporters have everything except the records that they refuse, which are in their dead letters."""
     root = f"{directory}/buffer"
     files = exported(directory / "lake")
     assert set(files.values()) == {1}, [number for number, count in files.items() if count > 1][:20]
@@ -250,7 +247,7 @@ def check(directory: Path, far: FarSide, sent: set[int], unknown: set[int]) -> N
 
 
 def exported(lake: Path) -> Counter[int]:
-    """What any reader of Parquet sees: number → how often."""
+    """Number → how often a reader of the Parquet files finds it."""
     found: Counter[int] = Counter()
     for path in lake.rglob("*.parquet"):
         if any(part.startswith((".", "_")) for part in path.relative_to(lake).parts):

@@ -1,8 +1,8 @@
 """
 The processes of the soak: one that holds the store and takes bundles over a socket, producers, and subscribers.
 
-None of them cleans up after itself: each may be killed between any two instructions. What each was told stands in
-files of its own, appended to with one write a line, which a kill does not take back.
+None of them cleans up after itself: each may be killed between any two instructions. Each records the responses that
+it got in its own files, with one write per line, which a kill does not undo.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SUBSCRIBERS = {"fast": 0.0, "steady": 0.002, "slow": 0.01}
 INSIDE = {"inside": 0.001}
 """Threads in the process that holds the store."""
 TURN = 300
-"""With several cores, a producer goes to the next one after so many bundles."""
+"""With several cores, a producer continues with the next one after this number of bundles."""
 
 SAID: list[str] = []
 """The file for a process's last words."""
@@ -53,7 +53,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Board:
-    """What all processes see at once: whether to stop, and which numbers each producer has used."""
+    """The state that all processes share: whether to stop, and which numbers each producer has used."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 4096)
@@ -102,7 +102,7 @@ class Place:
     settings: Settings
     board: Board
     pace: float = 1.0
-    """How slow the subscribers are: below 1, faster than the table says."""
+    """How slow the subscribers are: below 1, faster than the table has it."""
     cores: int | None = None
     """Cores that share the directory, each in a process of its own; None is a single store."""
 
@@ -175,7 +175,7 @@ def open_journal(path: Path) -> int:
 
 
 class DropsWritten(InMemoryObserver):
-    """Writes down which segments the store counts as given up, by itself or by another core."""
+    """Records which segments the store or another core dropped."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class DropsWritten(InMemoryObserver):
 
 
 def serve(place: Place, core: int) -> None:
-    """Hold a store until told to stop; then seal what is open, let those inside read to the end, and close."""
+    """Keep a store open until it is stopped; then seal the open segment, let subscribers read to the end, and close."""
     with place.open(core, observer=DropsWritten(place.journal(f"dropped-{core}"))) as store:
         ending = threading.Event()
         inside = [
@@ -245,7 +245,7 @@ def take(store: Any, connection: socket.socket) -> None:
 
 
 def deliver(place: Place, subscriber: Any, ending: threading.Event, core: int) -> None:
-    """Write down each bundle, acknowledge it, or now and then put it off; until there is nothing more at the end."""
+    """Record each bundle and acknowledge or sometimes defer it, until none is left after the end."""
     try:
         journal = open_journal(place.journal(f"{subscriber.id}-{core}"))
         chance = random.Random()
@@ -259,7 +259,7 @@ def deliver(place: Place, subscriber: Any, ending: threading.Event, core: int) -
             if chance.random() < 0.01:
                 handle.defer(0.01)
                 continue
-            with contextlib.suppress(BundleUnavailableError):  # dropped while it was held
+            with contextlib.suppress(BundleUnavailableError):  # dropped while it was claimed
                 write_line(journal, name_of(handle.bundle[30]))
                 pause(INSIDE[subscriber.id] * place.pace)
                 handle.ack()
@@ -282,7 +282,7 @@ def register(store: Any, name: str) -> None:
         try:
             store.register(name, start="earliest")
         except DirectoryInUseError:
-            pause(0.01)  # its own process is making the file just now
+            pause(0.01)  # its own process is creating the file
         else:
             return
 
@@ -297,7 +297,7 @@ def die() -> None:
 
 
 def produce(place: Place, producer: int) -> None:
-    """Send one bundle after the other; write down which were accepted. A number that was sent once is never reused."""
+    """Send bundles in order and record which were accepted. A number that was sent is never reused."""
     journal = open_journal(place.journal(f"producer-{producer}"))
     core = producer
     while not place.board.producers_stop:
@@ -321,7 +321,7 @@ def _send_some(place: Place, producer: int, connection: socket.socket, journal: 
             if answer == _FULL:
                 pause(0.02)
         if answer == b"":
-            return  # accepted or not: nobody knows, and nobody may claim either
+            return  # unknown whether it was accepted: neither is assumed
         if answer == _ACCEPTED:
             write_line(journal, (producer, number))
         pause(0.001)
@@ -332,15 +332,15 @@ def _send_some(place: Place, producer: int, connection: socket.socket, journal: 
 
 def subscribe(place: Place, name: str, core: int, *, may_lose: bool) -> None:
     """
-    Read the segments beside the store as a streaming query does, write down each bundle, acknowledge, go on.
+    Read the segments next to the store as a streaming query does, record each bundle, acknowledge, continue.
 
-    A line is written before the acknowledgement: after a kill a bundle may be in the journal twice, never not at all.
+    A line is written before the acknowledgement: after a kill a bundle may be in the journal twice, but not missing.
     """
     journal = open_journal(place.journal(f"{name}-{core}"))
     subscription = _subscription(place.directories[core], name, may_lose=may_lose)
     start = subscription.initial()
     while True:
-        # Acknowledges what was read before, and says what there is.
+        # Acknowledges what was read before, and returns what is available.
         end = subscription.latest(start, unlimited=False)
         if end == start:
             if place.board.subscribers_stop:
@@ -375,7 +375,7 @@ def _subscription(directory: Path, name: str, *, may_lose: bool) -> Subscription
 
 
 def until_there(directory: Path, work: Callable[[], None]) -> None:
-    """Wait for the store's directory, and for whoever is dying with a lock in its hands."""
+    """Wait for the store's directory, and for a process that is exiting with its lock."""
     while True:
         if (directory / "segments").is_dir() and (directory / "quiver.id").is_file():
             try:
@@ -388,7 +388,7 @@ def until_there(directory: Path, work: Callable[[], None]) -> None:
 
 
 def forked(work: Callable[[], None], log: Path) -> int:
-    """Run *work* in a process that dies with this one, and return its id; what it has to say goes to *log*."""
+    """Run *work* in a process that dies with this one, and return its id; its output is written to *log*."""
     child = os.fork()
     if child:
         return child

@@ -1,6 +1,6 @@
 """
-Everything at once, for minutes: producers, a store, three subscribers of different speed in processes of their own,
-each killed every few seconds, under a size cap that bites. Then the account.
+Everything together, for minutes: producers, a store, and three subscribers of different speed in separate processes,
+each killed every few seconds, with a size cap that is reached. Then the results are checked.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from quiver.store.segment.reader import SegmentReader
 SEGMENT_BYTES = 32 * 1024
 CAP_BYTES = 1_200 * 1024
 OVERSHOOT_BYTES = SEGMENT_BYTES
-"""What each core may have above the cap for a moment: the segment it writes, while the log has those bundles too."""
+"""How far each core may exceed the cap for a moment: by the segment that it writes while the log has its bundles, too."""
 
 SETTINGS = {
     "segment_bytes_max": SEGMENT_BYTES,
@@ -60,7 +60,7 @@ SETTINGS = {
     "maintain_interval_s": 0.02,
 }
 STALLED_S_MAX = 120.0
-"""Who is to come to an end and writes nothing down for so long stands still."""
+"""A process that should end and records nothing for this time makes no progress."""
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def base(tmp_path: Path) -> Iterator[Path]:
 
 @dataclass
 class Conductor:
-    """Starts the processes, kills them at random and starts them again, and watches the disk meanwhile."""
+    """Starts the processes, kills and restarts them at random, and checks the disk meanwhile."""
 
     place: Place
     chance: random.Random
@@ -84,9 +84,9 @@ class Conductor:
     kills: collections.Counter[str] = field(default_factory=collections.Counter)
     bytes_most: int = 0
     seen: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
-    """What each segment held, by core and number: read while it was there."""
+    """The bundles of each segment, by core and number, read while it existed."""
     dropped: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Segments that were ever said to be dropped, by core and number, with their bundles."""
+    """Segments that any ledger listed as dropped, by core and number, with their bundles."""
 
     def work_of(self, who: str) -> Callable[[], None]:
         kind, _, which = who.partition("-")
@@ -134,7 +134,7 @@ class Conductor:
                 pytest.fail(f"{who} ended with {status}: {said.read_text() if said.exists() else 'nothing said'}")
 
     def watch(self) -> None:
-        """Look at the disk: how much there is, what the new segments hold, what the ledgers name."""
+        """Check the disk: its usage, the contents of new segments, and the ledgers."""
         total = 0
         cores = {directory: core for core, directory in enumerate(self.place.directories)}
         for path in self.place.store.rglob("*"):
@@ -154,7 +154,7 @@ class Conductor:
         self.read_ledgers()
 
     def read_ledgers(self) -> None:
-        """What is to be dropped is written down first: whoever died in the middle of it said so."""
+        """A drop is recorded before it happens, so that a process that dies during it has recorded it."""
         for core, directory in enumerate(self.place.directories):
             for name in (DROP_LEDGER, EVICTED):
                 try:
@@ -180,7 +180,7 @@ class Conductor:
             pause(0.01)
 
     def finish(self) -> None:
-        """No more kills: producers end, the store is closed and sealed, subscribers read to the end."""
+        """Stop killing: producers end, the store is sealed and closed, subscribers read to the end."""
         board = self.place.board
         for stop, group in (
             (board.stop_producers, self.producers),
@@ -212,7 +212,7 @@ class Conductor:
 
     @property
     def written_bytes(self) -> int:
-        """Of all journals: whoever delivers writes."""
+        """From all journals: each process that delivers writes one."""
         return sum(path.stat().st_size for path in self.place.base.glob("*.journal"))
 
     def kill_the_rest(self) -> None:
@@ -245,7 +245,7 @@ def soak(
 
 
 def account(conductor: Conductor) -> str:
-    """Hold what was accepted against what each subscriber got, and what policy dropped."""
+    """Compare the accepted bundles with those that each subscriber got and those that policy dropped."""
     place = conductor.place
     accepted = [name for number in range(PRODUCERS) for name in read_lines(place.journal(f"producer-{number}"))]
     sure = set(accepted)
@@ -279,13 +279,14 @@ def check_order(conductor: Conductor, sure: set[tuple[int, int]]) -> None:
     for core in range(len(conductor.place.directories)):
         in_core = [name for key in sorted(conductor.seen) if key[0] == core for name in conductor.seen[key]]
         for number in range(PRODUCERS):
-            # One that was in doubt when its producer died may wait for room still, and come behind the next one.
+            # A bundle whose result was unknown when its producer died may still wait for space, and be stored after
+            # the next one.
             order = [used for producer, used in in_core if producer == number and (producer, used) in sure]
             assert order == sorted(order), f"producer {number} came out of order"
 
 
 def check_the_end(conductor: Conductor) -> None:
-    """Opened once more, the store has nothing left for anybody, and lets everything go."""
+    """Opened again, the store has nothing left for any subscriber, and deletes everything."""
     place = conductor.place
     with place.open(background=False) as store:
         for name in (*SUBSCRIBERS, *INSIDE):

@@ -1,7 +1,7 @@
 """
-Three exporters for minutes, one of them down for two fifths of the time, one behind a processor that fails on some
-records, while ingest and Spark are killed at random: at the end all have everything, files exactly once and the far
-side at least once, dead letters are exactly what the far side refused and the processor failed on; the disk is free.
+Three exporters for minutes while ingest and Spark are killed at random. One destination is down for two fifths of the
+time, and one exporter follows a processor that fails on some records. At the end all have everything: files exactly
+once, the destination at least once. Dead letters are exactly the refused and failed records, and the disk is free.
 """
 
 import threading
@@ -22,7 +22,7 @@ SETTLE_S = 240.0
 
 
 def torment(pipeline: Pipeline, far: FarSide, seconds: float, random: Random) -> Counter[str]:
-    """Kill children at random for so long; the far side is down from a third of it on, for two fifths."""
+    """Kill children at random for that time; the destination is down for two fifths of it, from the first third on."""
     began = SYSTEM_CLOCK.monotonic()
     killed: Counter[str] = Counter()
     pause = threading.Event()
@@ -41,7 +41,7 @@ def torment(pipeline: Pipeline, far: FarSide, seconds: float, random: Random) ->
 
 
 def test_all_exporters_end_with_everything(tmp_path, request):
-    """However often anything was killed."""
+    """Regardless of how often a process was killed."""
     seconds = request.config.getoption("--delivery-seconds")
     far = FarSide()
     with Pipeline(tmp_path, far.port) as pipeline:

@@ -1,7 +1,4 @@
-"""
-The same pipeline in other weather: parts that are restarted in any order, a far side that comes
-late, a full disk.
-"""
+"""The same pipeline under other faults: restarts in any order, a destination that starts late, a full disk."""
 
 import contextlib
 import errno
@@ -25,7 +22,7 @@ EXT4_BYTES = 512 * 1024 * 1024
 
 
 class Sending:
-    """A producer, from here to the end of the block; what was confirmed meanwhile is in `sent`."""
+    """Run a producer until the end of the block; the confirmed numbers are in `sent`."""
 
     def __init__(self, pipeline, first):
         self.producer = Producer(pipeline.port, first, 1, 0.01)
@@ -52,7 +49,7 @@ def wait_until_tried(pipeline, producer, count):
 
 
 def test_it_starts_before_its_far_side(tmp_path):
-    """What is there goes on meanwhile; the far side has everything once it is there."""
+    """The other exporters continue meanwhile; the destination has everything after it started."""
     far = FarSide()
     far.down()
     with Pipeline(tmp_path, far.port) as pipeline:
@@ -69,7 +66,7 @@ def test_it_starts_before_its_far_side(tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_parts_restart_in_any_order(tmp_path, seed):
-    """Far side, ingest, Spark, and all of it, killed or stopped, one beginning before the other is back."""
+    """Destination, ingest, Spark and all of them, killed or stopped, each before the previous one is back."""
     random = Random(seed)
     far = FarSide()
     with Pipeline(tmp_path, far.port) as pipeline:
@@ -98,11 +95,8 @@ def test_parts_restart_in_any_order(tmp_path, seed):
 
 
 @pytest.mark.parametrize("part", ["spark", "ingest"])
-def test_a_part_that_stands_still_for_minutes_goes_on(tmp_path, part):
-    """
-    A process that is stopped is alive and answers nobody: nothing is lost, and nothing is exported twice,
-    afterwards.
-    """
+def test_a_part_that_is_stopped_for_minutes_continues(tmp_path, part):
+    """A stopped process exists but does not respond: afterwards nothing is lost, and nothing is exported twice."""
     far = FarSide()
     with Pipeline(tmp_path, far.port) as pipeline:
         with Sending(pipeline, 0) as producer:
@@ -118,7 +112,7 @@ def test_a_part_that_stands_still_for_minutes_goes_on(tmp_path, part):
 
 
 class Ext4:
-    """A file system of its own on *image*, which becomes read-only at the first error, as many servers are set up."""
+    """A file system on *image* that becomes read-only at the first error, as on many servers."""
 
     def __init__(self, image, place):
         self.image, self.place = image, place
@@ -135,7 +129,7 @@ class Ext4:
         subprocess.run(["e2fsck", "-p", str(self.image)], capture_output=True, check=False)  # 1: it repaired
 
     def fail(self):
-        """Let the kernel see an error: every write fails from now on, and reads go on."""
+        """Make the kernel notice an error: from now on each write fails, and reads succeed."""
         found = subprocess.run(["losetup", "-j", str(self.image)], capture_output=True, text=True, check=True)
         device = pathlib.Path(found.stdout.partition(":")[0]).name
         pathlib.Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1")
@@ -143,7 +137,7 @@ class Ext4:
 
 @pytest.fixture
 def ext4(tmp_path):
-    """One that is mounted."""
+    """A mounted one."""
     if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None or not pathlib.Path("/sys/fs/ext4").exists():
         pytest.skip("this machine lets nobody make and mount an ext4 file system")
     made = Ext4(tmp_path / "image", tmp_path / "disk")
@@ -156,7 +150,7 @@ def ext4(tmp_path):
 
 
 def test_a_disk_that_became_read_only(ext4, tmp_path):
-    """After a check of the disk and a restart everything that was confirmed is exported once."""
+    """After a file system check and a restart, all confirmed records are exported once."""
     far = FarSide()
     with Pipeline(ext4.place, far.port) as pipeline:
         with Sending(pipeline, 0) as producer:
@@ -175,13 +169,13 @@ def test_a_disk_that_became_read_only(ext4, tmp_path):
 
 
 def pause(seconds):
-    """Let real time go by: the processes beside this one have clocks of their own."""
+    """Let real time pass: the other processes use the system clock."""
     threading.Event().wait(seconds)
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A directory on a disk of its own that is soon full."""
+    """A directory on a separate disk that is soon full."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
@@ -192,7 +186,7 @@ def small_disk(tmp_path):
 
 
 def fill(path):
-    """Write until nothing more fits."""
+    """Write until the disk is full."""
     with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         for size in (1 << 20, 1 << 12, 1):
             try:
@@ -204,8 +198,8 @@ def fill(path):
 
 def test_a_full_disk_in_the_middle(small_disk):
     """
-    Buffer, files, letters, Spark's notes and all logs are on it. What is confirmed is never lost, no process gives up
-    for good, and everything goes on when there is room again.
+    Buffer, files, dead letters, checkpoints and all logs are on it. No confirmed record is lost, no process gives up
+    permanently, and everything continues when there is space again.
     """
     far = FarSide()
     with Pipeline(small_disk, far.port) as pipeline:
@@ -213,7 +207,7 @@ def test_a_full_disk_in_the_middle(small_disk):
             for number in range(3):
                 wait_for(pipeline, producer, 200)
                 fill(small_disk / "full")
-                # The log has its blocks already, so that much is still taken; then it is refused.
+                # The log has allocated its blocks, so ingest accepts that much; then it refuses.
                 wait_until_tried(pipeline, producer, 200)
                 pipeline.kill_child(("spark", "ingest", "neither")[number])
                 (small_disk / "full").unlink()
