@@ -48,7 +48,7 @@ from quiver.store.segment.reader import SegmentReader
 SEGMENT_BYTES = 32 * 1024
 CAP_BYTES = 1_200 * 1024
 OVERSHOOT_BYTES = SEGMENT_BYTES
-"""How far each core may exceed the cap for a moment: by the segment that it writes while the log has its bundles, too."""
+"""How far each core may exceed the cap for a moment: by a segment whose bundles are still in the log."""
 
 SETTINGS = {
     "segment_bytes_max": SEGMENT_BYTES,
