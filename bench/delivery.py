@@ -76,8 +76,8 @@ def measure(rows: int, bundles: int, rounds: int, directory: Path) -> dict[str, 
             store.ingest(quiver.Bundle({SLOT: source[number & 15]}))
         store.seal()
         one_by_one(store.register("first", start="earliest"))
-        segments = store.internals.catalog.segments()
-        data = [one for info in segments for one in streams(SegmentReader.open(REAL_FILES, info.path))]
+        readers = [SegmentReader.open(REAL_FILES, info.path) for info in store.internals.catalog.segments()]
+        data = [one for reader in readers for one in streams(reader)]
         for turn in range(rounds):
             for number, (name, way) in enumerate(WAYS.items()):
                 subscriber = store.register(f"way-{turn}-{number}", start="earliest")

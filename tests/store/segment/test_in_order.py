@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from quiver.store.segment.in_order import InOrder
+from quiver.store.segment.in_order import _PLACES_MAX, InOrder
 from quiver.store.segment.ipc_file import assemble
 
 BATCHES = [pa.record_batch({"number": pa.array([number] * (number % 3), pa.int64())}) for number in range(7)]
@@ -61,3 +61,27 @@ def test_a_truncated_file_ends_sequential_reading():
         whole = [batch for batch in found if batch is not None]
         assert whole == BATCHES[1 : 1 + len(whole)]
         assert found[len(whole) :] == [None] * (6 - len(whole))
+
+
+def test_a_borrowed_position_belongs_to_one_caller():
+    """Until it is returned, no one else reads from there."""
+    line = InOrder()
+    line.begin(1, memoryview(_by_us()), BATCHES[0])
+    read_next = line.lend(1, 1)
+    assert line.lend(1, 1) is None
+    assert line.next(1, 1) is None
+    assert [read_next() for _ in range(3)] == BATCHES[1:4]
+    line.give_back(1, 4, read_next)
+    assert line.lend(1, 1) is None
+    assert line.next(1, 4) == BATCHES[4]
+
+
+def test_the_number_of_positions_is_limited():
+    """The one that was not used for longest is released."""
+    line = InOrder()
+    for stream_id in range(_PLACES_MAX + 1):
+        line.begin(stream_id, memoryview(_by_us()), BATCHES[0])
+        assert line.next(1, min(stream_id, 1)) == (BATCHES[1] if stream_id == 1 else None)
+    assert line.next(0, 1) is None
+    assert line.next(1, 2) == BATCHES[2]
+    assert line.next(_PLACES_MAX, 1) == BATCHES[1]

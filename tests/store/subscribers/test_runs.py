@@ -504,6 +504,32 @@ def test_a_stream_that_ends_early_is_read_by_its_table():
     assert line.lend(stream_id, 9) is None
 
 
+def test_threads_share_a_segment_and_each_gets_its_bundles():
+    """Two subscribers, two threads each, in runs and one by one: each subscriber gets every bundle once."""
+    disk = CrashFileSystem()
+    _sealed(disk, 300)
+    with open_store(ROOT, Settings(), fs=disk, clock=ManualClock(), background=False) as store:
+        found = {name: [] for name in "ab"}
+
+        def drain(name, subscriber, count):
+            while (run := subscriber.next_run(count, timeout=0)) is not None:
+                found[name] += [bundle[30]["n"][0].as_py() for _, bundle in run]
+                run.ack()
+                if (handle := subscriber.next_bundle(timeout=0)) is not None:
+                    found[name].append(handle.bundle[30]["n"][0].as_py())
+                    handle.ack()
+
+        subscribers = {name: store.register(name, "earliest") for name in "ab"}
+        threads = [
+            threading.Thread(target=drain, args=(name, subscribers[name], count)) for name in "ab" for count in (3, 20)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [sorted(numbers) for numbers in found.values()] == [list(range(300))] * 2
+
+
 def test_chunks_out_of_sequence_are_looked_up():
     """Other engines may number the chunks of a stream in any order."""
     disk = CrashFileSystem()

@@ -72,8 +72,9 @@ class InOrder:
         except (pa.ArrowException, OSError, StopIteration):
             return
         if again.num_rows == first.num_rows and again.schema.equals(first.schema, check_metadata=True):
-            while len(self._places) >= _PLACES_MAX:
-                del self._places[next(iter(self._places))]  # the one that was not used for longest
+            # Those not used for longest. A copy: `give_back` may add one at any moment.
+            for key in list(self._places)[: max(len(self._places) + 1 - _PLACES_MAX, 0)]:
+                del self._places[key]
             self._places[stream_id << _CHUNK_BITS | 1] = messages.read_next_batch
 
     def clear(self) -> None:
