@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from disk_files import PowerCut
 from quiver.spark import run_exporter, stop_query
 from quiver.spark.exporters.parquet import ParquetExporter, UsageError
 from quiver.spark.exporters.parquet_commit import ExportCommitter
@@ -62,6 +61,10 @@ def test_signals_and_other_slots_have_their_own_directories(spark, store, tmp_pa
     assert spark.read.parquet(str(tmp_path / "out" / "logs")).count() == 15
 
 
+class DriverCrash(Exception):
+    """The driver dies in a callback of Spark. Only an `Exception` reaches Java; with another one the query hangs."""
+
+
 CUTS = {
     "before the record": ("quiver.spark.exporters.parquet_commit.replace_file", None),
     "behind the record": (None, 0),
@@ -76,7 +79,7 @@ def die(patch, cut):
     if name is not None:
 
         def refuse(*args, **kwargs):
-            raise PowerCut(cut)
+            raise DriverCrash(cut)
 
         patch.setattr(name, refuse)
         return
@@ -85,7 +88,7 @@ def die(patch, cut):
         for part, final in record.files[:renames]:
             base = pathlib.Path(self._output, part.table)
             (base / part.name).rename(base / final)
-        raise PowerCut(cut)
+        raise DriverCrash(cut)
 
     patch.setattr(ExportCommitter, "roll_forward", stop_after)
 
@@ -103,7 +106,7 @@ def test_a_crash_of_the_driver_during_a_commit_duplicates_nothing(spark, store, 
 
     with monkeypatch.context() as patch:
         die(patch, cut)
-        with pytest.raises(PowerCut):
+        with pytest.raises(DriverCrash):
             batch(0)
     seen = exported(tmp_path)
     assert len(seen) == len(set(seen))
