@@ -19,7 +19,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from quiver.otap.any_values import KINDS, any_values, key_values
 from quiver.otap.arrays import FallbackNeededError, counts_of, placed, require_distinct
-from quiver.otap.wire_schema import nested_handler
+from quiver.otap.wire_schema import decode_compiled, nested_handler
 
 __all__ = ["Notation", "nested_column"]
 
@@ -98,7 +98,7 @@ def _written(raw: pa.Array, message: str, notation: Notation, *, depth: int = 0)
         made = [_one(data.as_py(), message, notation, depth) for data in encoded.dictionary]
         return pa.array(made, notation.type).take(encoded.indices)
     try:
-        lists = nested_handler(message).array_to_record_batch(encoded.dictionary).column("values")
+        lists = decode_compiled(nested_handler(message).array_to_record_batch, encoded.dictionary).column("values")
     except (ImportError, ValueError) as error:
         raise FallbackNeededError from error
     elements: Any = lists.values

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import pyarrow as pa
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 
 from quiver.otap.request_shapes import SHAPES
 
-__all__ = ["narrow_handler", "nested_handler", "shell_class"]
+__all__ = ["decode_compiled", "narrow_handler", "nested_handler", "shell_class"]
 
 _AS_BYTES = frozenset({"KeyValue", "AnyValue"})
 
@@ -42,6 +43,24 @@ _SHELL_LEVELS = {
     "ExponentialHistogram": set(),
     "Summary": set(),
 }
+
+
+def decode_compiled(decode: Callable[[Any], pa.RecordBatch], messages: Any) -> pa.RecordBatch:
+    """
+    Return ``decode(messages)``, where *decode* is a method of a handler.
+
+    The decoder panics at some lengths that pass the end of a message. That is an answer about the bytes, as its
+    `ValueError` is, but arrives as a `BaseException`, which would end a Spark task or a thread.
+
+    Raises:
+        ValueError: the decoder refuses the bytes, or panicked.
+    """
+    try:
+        return decode(messages)
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise ValueError(f"the decoder panicked: {error}") from error
 
 
 @cache

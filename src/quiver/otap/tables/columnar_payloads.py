@@ -24,7 +24,7 @@ from quiver.otap.request_shapes import SHAPES
 from quiver.otap.tables.payload_arrays import PRESENCE, batch_of
 from quiver.otap.tables.payload_schema import ATTRIBUTES_OF, POINTS_OF_KIND, ROOT_ROWS_MAX, SIGNALS, TABLES
 from quiver.otap.views.schemas import view_name
-from quiver.otap.wire_schema import narrow_handler
+from quiver.otap.wire_schema import decode_compiled, narrow_handler
 
 __all__ = ["tables_of_columns"]
 
@@ -44,7 +44,7 @@ def tables_of_columns(data: bytes, signal: str) -> tuple[Mapping[int, pa.RecordB
     """
     view = view_name(signal)
     try:
-        batch = narrow_handler(view).list_to_record_batch([data])
+        batch = decode_compiled(narrow_handler(view).list_to_record_batch, [data])
     except (ImportError, ValueError) as error:
         raise FallbackNeededError from error
     shape = SHAPES[view]

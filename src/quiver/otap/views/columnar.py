@@ -19,7 +19,7 @@ from quiver.otap.request_shapes import SHAPES
 from quiver.otap.views.columnar_metrics import metric_arrays
 from quiver.otap.views.columnar_records import log_arrays, span_arrays
 from quiver.otap.views.typed_arrays import maps, repeated_maps
-from quiver.otap.wire_schema import narrow_handler
+from quiver.otap.wire_schema import decode_compiled, narrow_handler
 
 __all__ = ["ColumnarRequests", "decode_columnar"]
 
@@ -47,7 +47,7 @@ def decode_columnar(requests: Sequence[bytes], view: str) -> ColumnarRequests:
     """
     try:
         # Either the decoder is missing or it refuses the bytes: one invalid request fails the entire list.
-        batch = narrow_handler(view).list_to_record_batch(list(requests))
+        batch = decode_compiled(narrow_handler(view).list_to_record_batch, list(requests))
     except (ImportError, ValueError) as error:
         raise FallbackNeededError from error
     shape = SHAPES[view]
