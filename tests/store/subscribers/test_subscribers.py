@@ -164,6 +164,28 @@ def test_a_released_handle_returns_its_bundle():
     assert subscriber.next_bundle(timeout=0).ref == BundleRef(0, 0)
 
 
+@pytest.mark.parametrize("take", ["next_bundle", "next_run"])
+@pytest.mark.parametrize(
+    ("look", "expected"),
+    [
+        (lambda registry: registry.pending_bundles_in_range("a", 0, 0), [BundleRef(0, 0)]),
+        (lambda registry: registry.lag("a").claimed_bundles, 0),
+        (lambda registry: registry.status("a").claimed_bundles, 0),
+        (lambda registry: [status.claimed_bundles for status in registry.statuses()], [0]),
+        (lambda registry: registry.claimed_segments(), set()),
+    ],
+    ids=["pending", "lag", "status", "statuses", "claimed segments"],
+)
+def test_a_bundle_whose_handle_was_dropped_is_shown_as_not_claimed(take, look, expected):
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    taken = getattr(subscriber, take)(timeout=0)
+    del taken
+    gc.collect()
+    assert look(bench.registry) == expected
+
+
 def test_a_handle_collected_inside_the_registrys_own_lock_cannot_deadlock():
     """The garbage collector may run anywhere: the bundle is recorded and returned with the next call."""
     bench = Bench()

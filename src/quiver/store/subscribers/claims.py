@@ -410,6 +410,14 @@ class Claims:
         """
         if self._table.is_closed or record.is_removed:
             record.require()
+        if self._dropped:
+            self.return_dropped()
+        if record.queue is None:
+            raise BundleUnavailableError(f"subscriber {record.id!r} was released; its claims have ended")
+        return record.queue
+
+    def return_dropped(self) -> None:
+        """Return the bundles of dropped handles and runs to their queues. Call it before any look at a queue."""
         while self._dropped:
             dropped = self._dropped.popleft()
             if isinstance(dropped, RunClaim):
@@ -417,9 +425,6 @@ class Claims:
             else:
                 queue, ref = dropped
                 queue.release(ref)
-        if record.queue is None:
-            raise BundleUnavailableError(f"subscriber {record.id!r} was released; its claims have ended")
-        return record.queue
 
     def _check_claim(self, queue: DeliveryQueue, handle: BundleHandle, outcome: str) -> None:
         if handle.outcome == "unreadable":

@@ -274,6 +274,7 @@ class Subscribers:
     def claimed_segments(self) -> set[int]:
         """Return the segments that have a bundle claimed in this process."""
         with self._condition:
+            self.claims.return_dropped()
             queues = (record.queue for record in self._records.values())
             return {seq for queue in queues if queue is not None for seq in queue.claimed_segments()}
 
@@ -282,6 +283,7 @@ class Subscribers:
     def statuses(self) -> list[SubscriberStatus]:
         """Return the status of every subscriber, by id."""
         with self._condition:
+            self.claims.return_dropped()
             return [self._records[name].status() for name in sorted(self._records)]
 
     def status(self, subscriber_id: str) -> SubscriberStatus:
@@ -292,6 +294,7 @@ class Subscribers:
             UnknownSubscriberError: it does not exist.
         """
         with self._condition:
+            self.claims.return_dropped()
             return self.table.find(subscriber_id).status()
 
     def orphans(self) -> list[SubscriberStatus]:
@@ -307,6 +310,7 @@ class Subscribers:
     def lag(self, subscriber_id: str) -> SubscriberLag:
         """Return the lag of a subscriber; see `SubscriberCalls.lag`."""
         with self._condition:
+            self.claims.return_dropped()
             return self.table.find(subscriber_id).lag()
 
     def all_subscribers_drained(self) -> bool:
@@ -322,6 +326,7 @@ class Subscribers:
     def pending_bundles_in_range(self, subscriber_id: str, first_segment: int, last_segment: int) -> list[BundleRef]:
         """Return the claimable bundles of a range of segments; see `SubscriberCalls`."""
         with self._condition:
+            self.claims.return_dropped()
             record = self.table.find(subscriber_id)
             refs: list[BundleRef] = []
             for segment in self._segments.between(first_segment, last_segment):
