@@ -19,7 +19,7 @@ DELIVERY_SECONDS ?= 300
 STRACE_STRIDE ?= 1
 FUZZ_INPUTS ?= 1000000
 
-.PHONY: help setup demo test test-fast test-slow test-kill test-crash-states test-strace test-soak test-cluster test-etcd test-versity lint format bench rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel lock clean
+.PHONY: help setup demo test test-fast test-slow test-kill test-crash-states test-strace test-soak test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -116,6 +116,9 @@ bench: $(READY) ## measure beside rivals: ratios, with the noise (make rival-rus
 	$(BIN)/python bench/topics.py --write docs/benchmarks.md
 	$(BIN)/python bench/aof.py --write docs/benchmarks.md
 	$(BIN)/python bench/qwp.py --write docs/benchmarks.md
+
+bench-quick: $(READY) ## the most important comparisons, in about five minutes
+	$(BIN)/python bench/quick.py
 
 rival-rust: ## build the Rust engine's driver for bench and interoperability tests; needs cargo, takes minutes
 	cd bench/rivals/rust_engine && cargo build --release

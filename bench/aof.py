@@ -22,13 +22,14 @@ from pathlib import Path
 from time import perf_counter
 
 from quiver.aof import Aof, AofConfig, AofManager, FlushConfig
-from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, write_section
+from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds_of_several
 from rivals.append_logs import RIVALS, Rival
 
 SIZES = {128: 256_000, 1024: 128_000, 65536: 4_000}
 BATCHES = (1, 100, 1_000)
 SYNCED_BATCH = (1024, 100, 20_000)
 FLOOR = "bare log"
+PRODUCTS = "LMDB", "RocksDB", "SQLite queue", "queuelib"
 NAME = "quiver aof"
 WINDOW = AofConfig(segment_min_bytes=64 << 20, segment_target_bytes=256 << 20, segment_max_bytes=1 << 30)
 LAZY = FlushConfig(flush_interval_ms=0, flush_watermark_bytes=1 << 40, max_unflushed_bytes=0)
@@ -197,21 +198,17 @@ def sliding(directory: Path, count: int) -> Mapping[str, float]:
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="a tenth of the records, two rounds")
+    parser = BenchParser(__doc__, quick=Quick(share=10, rounds=2))
     parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
     parser.add_argument("--sliding", action="store_true", help="also compare sizes of segments")
-    options = parser.parse_args()
-    rounds = 2 if options.quick else options.rounds
-    share = 10 if options.quick else 1
-    lines = [
-        (
-            f"Measured by `bench/aof.py` ({machine()}; {rounds} rounds). A ratio is records per second over the bare "
-            "log's in the same round."
-        ),
-        "",
-        "| what | bytes | batch | contender | ratio to the bare log | records/s (median) | MB/s | own swing |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    options = parser.options()
+    rounds, share = options.rounds, options.share
+    report = Report(
+        "aof",
+        f"Measured by `bench/aof.py` ({machine()}; {rounds} rounds). A ratio is records per second over the bare "
+        "log's in the same round.",
+        "what", "bytes", "batch", "contender", "ratio to the bare log", "records/s (median)", "MB/s", "own swing",
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bench-aof-", dir=Path.cwd()) as scratch:
         where = Path(scratch)
         settings = [("", size, batch, SIZES[size] // share, False) for size in options.sizes for batch in BATCHES]
@@ -221,24 +218,25 @@ def main() -> None:
             found = run_rounds_of_several(
                 contenders(size, batch, max(batch, count), synced=synced), rounds=rounds, scratch=where
             )
-            lines += rows(setting, size, batch, found)
-            print("\n".join(rows(setting, size, batch, found)), flush=True)
+            report.add(rows(setting, size, batch, found))
+            for figure, results in found.items():
+                if figure in {"append", "read"} and batch == max(BATCHES):
+                    products = [results[name] for name in PRODUCTS if results[name].rates]
+                    rival = max(products, key=lambda result: result.median)
+                    what = f"{setting}{figure}, {size:,} bytes, batches of {batch:,}"
+                    report.compare(what, results[NAME], rival, "records/s")
         typical, bad, worst = latencies(where, 20_000 // share)
-        lines += [
-            "",
-            f"Append to follower: {typical * 1e6:,.0f} µs, p99 {bad * 1e6:,.0f} µs, worst {worst * 1e3:,.1f} ms.",
-        ]
+        figures = f"{typical * 1e6:,.0f} µs, p99 {bad * 1e6:,.0f} µs, worst {worst * 1e3:,.1f} ms"
+        report.add(["", f"Append to follower: {figures}."])
         for size in options.sizes:
             seconds = statistics.median(
                 recovery_s(Path(tempfile.mkdtemp(dir=scratch)), size, (1 << 30) // share) for _ in range(rounds)
             )
-            lines.append(f"Opening {1024 // share} MiB of {size:,}-byte records after a kill: {seconds:.2f} s.")
+            report.add([f"Opening {1024 // share} MiB of {size:,}-byte records after a kill: {seconds:.2f} s."])
         if options.sliding:
             for name, per_s in sliding(where, 400_000 // share).items():
-                lines.append(f"A new log, {name}: {per_s:,.0f} records of 1 KiB a second.")
-    print("\n".join(lines[-6:]))
-    if options.write:
-        write_section(options.write, "aof", "\n".join(lines))
+                report.add([f"A new log, {name}: {per_s:,.0f} records of 1 KiB a second."])
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from quiver.otap.arrays import FallbackNeededError
 from quiver.otap.stored import StoredTables
 from quiver.otap.tables.from_otlp import tables_of_message, tables_of_request
 from quiver.otap.views import view as views
-from report import bench_parser, machine, noise, ratios, run_rounds, show
+from report import BenchParser, Quick, Report, machine, noise, ratios, run_rounds
 from telemetry import ROWS, log_request
 
 FLOOR = "parser alone"
@@ -84,9 +84,8 @@ def tables_by_object(requests: list[bytes]) -> None:
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="few requests, one round")
-    options = parser.parse_args()
-    requests = [log_request(seed) for seed in range(4 if options.quick else 40)]
+    options = BenchParser(__doc__, quick=Quick(share=10)).options()
+    requests = [log_request(seed) for seed in range(40 // options.share)]
     few = requests[: max(4, len(requests) // 8)]
     contenders = {
         FLOOR: rate(requests, parse),
@@ -97,22 +96,20 @@ def main() -> None:
         "tables, objects": rate(few, tables_by_object),
     }
     with tempfile.TemporaryDirectory(prefix="bench-decode-", dir=Path.cwd()) as scratch:
-        results = run_rounds(contenders, rounds=1 if options.quick else options.rounds, scratch=Path(scratch))
-    lines = [
-        (
-            f"Measured by `bench/decode.py` ({machine()}; {options.rounds} rounds). A ratio is records per second of "
-            f"one core over the {FLOOR}'s in the same round. The aim for views is {AIM:,}."
-        ),
-        "",
-        "| way | ratio to the parser | lowest to highest | records/s of a core (median) | own swing |",
-        "|---|---|---|---|---|",
-    ]
+        results = run_rounds(contenders, rounds=options.rounds, scratch=Path(scratch))
+    report = Report(
+        "decode",
+        f"Measured by `bench/decode.py` ({machine()}; {options.rounds} rounds). A ratio is records per second of "
+        f"one core over the {FLOOR}'s in the same round. The aim for views is {AIM:,}.",
+        "way", "ratio to the parser", "lowest to highest", "records/s of a core (median)", "own swing",
+    )  # fmt: skip
     for name, result in results.items():
         median, low, high = ratios(result, results[FLOOR])
-        lines.append(
-            f"| {name} | {median:.2f} | {low:.2f} to {high:.2f} | {result.median:,.0f} | {noise(result):.0%} |"
-        )
-    show(lines, "decode", options.write)
+        row = f"| {name} | {median:.2f} | {low:.2f} to {high:.2f} | {result.median:,.0f} | {noise(result):.0%} |"
+        report.add([row])
+        if name.endswith("whole columns"):
+            report.compare(f"OTLP to {name.removesuffix(', whole columns')}", result, results[FLOOR], "records/s")
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import pyarrow as pa
 
@@ -53,24 +53,34 @@ def sources(rows: int) -> list[pa.RecordBatch]:
 def deliver_and_ack(store: quiver.Store) -> dict[str, float]:
     subscriber = store.register("bench", start="earliest")
     delivered = rows = 0
-    started = perf_counter()
+    started, spent = perf_counter(), process_time()
     while (handle := subscriber.next_bundle(timeout=0)) is not None:
         delivered += 1
         rows += handle.bundle[SLOT].num_rows
         handle.ack()
-    return {"delivered": delivered, "rows": rows, "deliver_s": perf_counter() - started}
+    return {
+        "delivered": delivered,
+        "rows": rows,
+        "deliver_s": perf_counter() - started,
+        "deliver_processor_s": process_time() - spent,
+    }
 
 
 def deliver_in_runs(store: quiver.Store) -> dict[str, float]:
     subscriber = store.register("bench", start="earliest")
     delivered = rows = 0
-    started = perf_counter()
+    started, spent = perf_counter(), process_time()
     while (run := subscriber.next_run(RUN, timeout=0)) is not None:
         delivered += len(run)
         for _, bundle in run:
             rows += bundle[SLOT].num_rows
         run.ack()
-    return {"delivered": delivered, "rows": rows, "deliver_s": perf_counter() - started}
+    return {
+        "delivered": delivered,
+        "rows": rows,
+        "deliver_s": perf_counter() - started,
+        "deliver_processor_s": process_time() - spent,
+    }
 
 
 def bench(
@@ -79,13 +89,14 @@ def bench(
     source, bundle = sources(rows), quiver.Bundle
     with quiver.open(directory, MODES[mode]) as store:
         ingest = store.ingest
-        started = perf_counter()
+        started, spent = perf_counter(), process_time()
         for number in range(bundles):
             ingest(bundle({SLOT: source[number & 15]}))
         ingest_s = perf_counter() - started
         store.seal()
-        total_s = perf_counter() - started
-        return {"bundles": bundles, "ingest_s": ingest_s, "total_s": total_s, **deliver(store)}
+        total_s, total_processor_s = perf_counter() - started, process_time() - spent
+        times = {"ingest_s": ingest_s, "total_s": total_s, "total_processor_s": total_processor_s}
+        return {"bundles": bundles, **times, **deliver(store)}
 
 
 def fill(rows: int, bundles: int, directory: Path) -> dict[str, float]:
@@ -98,15 +109,17 @@ def fill(rows: int, bundles: int, directory: Path) -> dict[str, float]:
 
 
 def reopen(directory: Path) -> dict[str, float]:
-    started = perf_counter()
+    started, spent = perf_counter(), process_time()
     store = quiver.open(directory, ROOMY)
-    opened = perf_counter()
+    opened, spent_at_open = perf_counter(), process_time()
     store.seal()
-    flushed = perf_counter()
+    flushed, spent_at_seal = perf_counter(), process_time()
     size = sum(path.stat().st_size for path in (directory / "segments").iterdir())
     return {
         "open_s": opened - started,
+        "open_processor_s": spent_at_open - spent,
         "finalize_s": flushed - opened,
+        "finalize_processor_s": spent_at_seal - spent_at_open,
         "segment_bytes": size,
         "delivered": deliver_and_ack(store)["delivered"],
     }

@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, write_section
+from report import BenchParser, Report, Result, machine, noise, ratios, run_rounds_of_several
 
 HERE = Path(__file__).parent
 RUST_ENGINE = HERE / "rivals" / "rust_engine" / "target" / "release" / "rust-engine"
@@ -35,7 +36,16 @@ REPLAYS = {10: 40_000, 100: 10_000, 1_000: 2_000, 8_192: 300}
 REOPENED = 1_000
 
 Run = Callable[[Path], Mapping[str, float]]
-Figures = dict[str, dict[str, Result]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One figure of a turn in the table."""
+
+    key: str
+    what: str
+    rows: int
+    unit: str = "bundles/s"
 
 
 def ask(engine: list[str], *words: str) -> dict[str, float]:
@@ -58,8 +68,10 @@ def ingesting(engine: list[str], mode: str, rows: int, bundles: int, word: str =
         found = ask(engine, word, mode, str(rows), str(bundles), str(directory / "store"))
         if (found["delivered"], found["rows"]) != (bundles, bundles * rows):
             sys.exit(f"{engine[-1]}: {found} where {bundles} bundles of {rows} rows were taken in")
-        deliver = {"deliver": bundles / found["deliver_s"]}
-        return deliver if word == "runs" else {"ingest": bundles / found["total_s"], **deliver}
+        each = 1e6 / bundles
+        deliver = {"deliver": bundles / found["deliver_s"], "deliver µs": found["deliver_processor_s"] * each}
+        ingest = {"ingest": bundles / found["total_s"], "ingest µs": found["total_processor_s"] * each}
+        return deliver if word == "runs" else ingest | deliver
 
     return run
 
@@ -72,67 +84,63 @@ def reopening(engine: list[str], rows: int, bundles: int) -> Run:
             sys.exit(f"{engine[-1]}: {found} after {bundles} bundles were logged")
         return {
             "replay": bundles / found["open_s"],
+            "replay µs": found["open_processor_s"] * 1e6 / bundles,
             "finalize": found["segment_bytes"] / 1e6 / found["finalize_s"],
+            "finalize µs": found["finalize_processor_s"] * 1e6 / bundles,
         }
 
     return run
 
 
-def lines_of(what: str, rows: int, found: dict[str, Result], unit: str) -> Iterator[str]:
+def lines_of(shown: Shown, found: dict[str, Result], processor: dict[str, Result]) -> Iterator[str]:
     for name, result in found.items():
         if not result.rates:  # it does not do this
             continue
         median, low, high = ratios(result, found.get(RIVAL, result))
         yield (
-            f"| {what} | {rows:,} | {name} | {median:.2f} | {low:.2f} to {high:.2f} | {result.median:,.0f} {unit} | "
-            f"{noise(result):.0%} |"
+            f"| {shown.what} | {shown.rows:,} | {name} | {median:.2f} | {low:.2f} to {high:.2f} | "
+            f"{result.median:,.0f} {shown.unit} | {processor[name].median:,.1f} | {noise(result):.0%} |"
         )
 
 
-def scenarios(known: dict[str, list[str]], scale: int, chosen: list[int]) -> Iterator[tuple[dict[str, Run], Show]]:
+def scenarios(
+    known: dict[str, list[str]], share: int, chosen: list[int]
+) -> Iterator[tuple[dict[str, Run], list[Shown]]]:
     for mode, words in MODES.items():
         for rows in chosen:
-            bundles = BUNDLES[mode][rows] // scale
+            bundles = BUNDLES[mode][rows] // share
             runs = {name: ingesting(engine, mode, rows, bundles) for name, engine in known.items()}
             # The Rust engine has no runs. A turn of its own: who reads first pays for checksums.
             runs[RUNS] = ingesting(known[STORE], mode, rows, bundles, "runs")
-            yield (
-                runs,
-                [("ingest", words, rows, "bundles/s"), ("deliver", f"deliver and ack, {words}", rows, "bundles/s")],
-            )
+            yield runs, [Shown("ingest", words, rows), Shown("deliver", f"deliver and ack, {words}", rows)]
     for rows in chosen:
-        runs = {name: reopening(engine, rows, REPLAYS[rows] // scale) for name, engine in known.items()}
-        yield runs, [("replay", "replay", rows, "bundles/s"), ("finalize", "seal one segment", rows, "MB/s")]
-    runs = {name: reopening(engine, 100, REOPENED // scale) for name, engine in known.items()}
-    yield runs, [("replay", f"reopen, {REOPENED:,} entries", 100, "bundles/s")]
-
-
-Show = list[tuple[str, str, int, str]]
+        runs = {name: reopening(engine, rows, REPLAYS[rows] // share) for name, engine in known.items()}
+        yield runs, [Shown("replay", "replay", rows), Shown("finalize", "seal one segment", rows, "MB/s")]
+    runs = {name: reopening(engine, 100, REOPENED // share) for name, engine in known.items()}
+    yield runs, [Shown("replay", f"reopen, {REOPENED:,} entries", 100)]
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="a fiftieth of the bundles, one round")
+    parser = BenchParser(__doc__)
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
-    options = parser.parse_args()
-    rounds = 1 if options.quick else options.rounds
-    lines = [
-        (
-            f"Measured by `bench/engines.py` ({machine()}; {rounds} rounds). A ratio is the rate over the Rust "
-            "engine's in the same round."
-        ),
-        "",
-        "| what | rows | engine | ratio to the Rust engine | lowest to highest | rate (median) | own swing |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    options = parser.options()
+    report = Report(
+        "engines",
+        f"Measured by `bench/engines.py` ({machine()}; {options.rounds} rounds). A ratio is the rate over the Rust "
+        "engine's in the same round. Processor time is that of all threads, in µs per bundle.",
+        "what", "rows", "engine", "ratio to the Rust engine", "lowest to highest", "rate (median)", "processor µs",
+        "own swing",
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bench-engines-", dir=Path.cwd()) as scratch:
-        for runs, shown in scenarios(engines(), 50 if options.quick else 1, options.rows):
-            found = run_rounds_of_several(runs, rounds=rounds, scratch=Path(scratch))
-            for figure, words, rows, unit in shown:
-                table = list(lines_of(words, rows, found[figure], unit))
-                print("\n".join(table), flush=True)
-                lines += table
-    if options.write:
-        write_section(options.write, "engines", "\n".join(lines))
+        for runs, figures in scenarios(engines(), options.share, options.rows):
+            found = run_rounds_of_several(runs, rounds=options.rounds, scratch=Path(scratch))
+            for shown in figures:
+                results = found[shown.key]
+                report.add(lines_of(shown, results, found[f"{shown.key} µs"]))
+                ours = results[RUNS if shown.key == "deliver" else STORE]
+                if RIVAL in results:
+                    report.compare(f"{shown.what}, {shown.rows:,} rows", ours, results[RIVAL], shown.unit)
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

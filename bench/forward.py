@@ -31,7 +31,7 @@ from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.settings import ExporterSettings, RequestSizes
 from quiver.observe import InMemoryObserver
-from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, show
+from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds_of_several
 from telemetry import log_request
 
 FLOOR = "12 records each, as received"
@@ -109,15 +109,14 @@ def table(found: dict[str, dict[str, Result]]) -> list[str]:
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="few requests, one round")
+    parser = BenchParser(__doc__, quick=Quick(share=12))
     parser.add_argument("--records", type=int, default=192_000, help="how many each contender sends")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.options()
     if options.serve:
         serve()
         return
-    rounds = 1 if options.quick else options.rounds
-    records = LARGE_ROWS if options.quick else options.records
+    records = options.records // options.share
     # A hundred different requests are as good as thousands, and sooner made.
     made = [log_request(seed, SMALL_ROWS) for seed in range(100)]
     small = [made[number % len(made)] for number in range(records // SMALL_ROWS)]
@@ -128,18 +127,15 @@ def main() -> None:
         "16,000 records each, divided to 4 MiB": contender(large, RequestSizes()),
     }
     with tempfile.TemporaryDirectory(prefix="bench-forward-", dir=Path.cwd()) as scratch:
-        found = run_rounds_of_several(contenders, rounds=rounds, scratch=Path(scratch))
-    lines = [
-        (
-            f"Measured by `bench/forward.py` ({machine()}; {rounds} rounds of {records:,} records). A ratio is to "
-            f"*{FLOOR}* in the same round."
-        ),
-        "",
-        "| figure | requests | ratio | lowest to highest | median | own swing |",
-        "|---|---|---|---|---|---|",
-        *table(found),
-    ]
-    show(lines, "forward", options.write)
+        found = run_rounds_of_several(contenders, rounds=options.rounds, scratch=Path(scratch))
+    report = Report(
+        "forward",
+        f"Measured by `bench/forward.py` ({machine()}; {options.rounds} rounds of {records:,} records). A ratio is to "
+        f"*{FLOOR}* in the same round.",
+        "figure", "requests", "ratio", "lowest to highest", "median", "own swing",
+    )  # fmt: skip
+    report.add(table(found))
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

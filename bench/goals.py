@@ -17,7 +17,7 @@ from pathlib import Path
 
 from figures import store_reads, store_writes
 from figures.goal import Goal
-from report import Result, bench_parser, machine, noise, run_rounds_of_several, write_section
+from report import BenchParser, Report, Result, machine, noise, run_rounds_of_several
 
 
 def ratio_words(result: Result, floor: Result, *, lower_is_better: bool) -> str:
@@ -39,32 +39,37 @@ def lines_of(goal: Goal, found: dict[str, dict[str, Result]]) -> Iterator[str]:
             )
 
 
+def measure(goal: Goal, report: Report, rounds: int, scratch: Path) -> None:
+    """Run the contenders of one goal, and report its figures. Those with an aim are in the summary."""
+    found = run_rounds_of_several(goal.contenders, rounds=rounds, scratch=scratch)
+    report.add(lines_of(goal, found))
+    for figure in goal.figures:
+        results = found.get(figure.key, {})
+        if figure.aim and goal.ours != goal.floor and goal.ours in results:
+            report.compare(
+                f"{goal.key}: {goal.what}", results[goal.ours], results[goal.floor], figure.unit,
+                lower_is_better=figure.lower_is_better, style=figure.style,
+            )  # fmt: skip
+
+
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="a fiftieth of the work, one round")
+    parser = BenchParser(__doc__)
     parser.add_argument("--goals", nargs="*", help="only these, as P1 P7")
-    options = parser.parse_args()
-    rounds = 1 if options.quick else options.rounds
-    lines = [
-        (
-            f"Measured by `bench/goals.py` ({machine()}; {rounds} rounds). The ratio is to the goal's floor, the row "
-            "with 1.00, in the same round, and more is better also where the figure is a time; the aim is 0.95 "
-            "wherever a sync is waited for."
-        ),
-        "",
-        "| goal | what | contender | median | ratio to the floor | lowest to highest | own swing | goal's figure |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    scale = 50 if options.quick else 1
+    options = parser.options()
+    report = Report(
+        "goals",
+        f"Measured by `bench/goals.py` ({machine()}; {options.rounds} rounds). The ratio is to the goal's floor, the "
+        "row with 1.00, in the same round, and more is better also where the figure is a time; the aim is 0.95 "
+        "wherever a sync is waited for.",
+        "goal", "what", "contender", "median", "ratio to the floor", "lowest to highest", "own swing", "goal's figure",
+    )  # fmt: skip
+    share = options.share
     with tempfile.TemporaryDirectory(prefix="bench-goals-", dir=Path.cwd()) as scratch:
-        for goal in (*store_writes.goals(scale), *store_reads.goals(scale)):
+        for goal in (*store_writes.goals(share), *store_reads.goals(share)):
             if options.goals and goal.key not in options.goals:
                 continue
-            found = run_rounds_of_several(goal.contenders, rounds=rounds, scratch=Path(scratch))
-            table = list(lines_of(goal, found))
-            print("\n".join(table), flush=True)
-            lines += table
-    if options.write:
-        write_section(options.write, "goals", "\n".join(lines))
+            measure(goal, report, options.rounds, Path(scratch))
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

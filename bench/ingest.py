@@ -18,7 +18,7 @@ from time import perf_counter
 import pyarrow as pa
 
 import quiver
-from report import Result, bench_parser, machine, noise, ratios, run_rounds, write_section
+from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds
 from rivals.stores import BareLog, LmdbQueue, RocksQueue, SqliteQueue
 
 ROWS = (100, 1_000, 8_192)
@@ -28,6 +28,7 @@ BUNDLES = {
     "sustained": {100: 30_000, 1_000: 5_000, 8_192: 700},
 }
 FLOOR = "bare log"
+PRODUCTS = "LMDB", "RocksDB", "SQLite queue"
 AIMS = {"synced": 0.9, "burst": 0.6, "sustained": 0.3}
 
 
@@ -117,33 +118,25 @@ def table(setting: str, rows: int, results: dict[str, Result]) -> list[str]:
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="a tenth of the bundles, two rounds")
+    parser = BenchParser(__doc__, quick=Quick(share=10, rounds=2))
     parser.add_argument("--settings", nargs="*", default=list(BUNDLES))
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
-    options = parser.parse_args()
-    lines = [
-        (
-            f"Measured by `bench/ingest.py` ({machine()}; {options.rounds} rounds). A ratio is bundles per second over "
-            "the bare log's in the same round."
-        ),
-        "",
-        "| setting | rows | contender | ratio to the bare log | lowest to highest | bundles/s (median) | own swing |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    options = parser.options()
+    report = Report(
+        "ingest",
+        f"Measured by `bench/ingest.py` ({machine()}; {options.rounds} rounds). A ratio is bundles per second over "
+        "the bare log's in the same round.",
+        "setting", "rows", "contender", "ratio to the bare log", "lowest to highest", "bundles/s (median)", "own swing",
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bench-ingest-", dir=Path.cwd()) as scratch:
         for setting in options.settings:
             for rows in options.rows:
-                bundles = BUNDLES[setting][rows] // (10 if options.quick else 1)
-                results = run_rounds(
-                    contenders(setting, rows, bundles),
-                    rounds=2 if options.quick else options.rounds,
-                    scratch=Path(scratch),
-                )
-                found = table(setting, rows, results)
-                print("\n".join(found), flush=True)
-                lines += found
-    if options.write:
-        write_section(options.write, "ingest", "\n".join(lines))
+                bundles = BUNDLES[setting][rows] // options.share
+                found = run_rounds(contenders(setting, rows, bundles), rounds=options.rounds, scratch=Path(scratch))
+                report.add(table(setting, rows, found))
+                rival = max((found[name] for name in PRODUCTS), key=lambda result: result.median)
+                report.compare(f"{setting}, {rows:,} rows", found["Quiver"], rival, "bundles/s")
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

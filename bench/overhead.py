@@ -35,7 +35,7 @@ from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.settings import ExporterSettings
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
-from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, show
+from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds_of_several
 from telemetry import ROWS, log_request
 
 FLOOR, PROXY = "off", "proxy"
@@ -171,29 +171,28 @@ def table(found: dict[str, dict[str, Result]]) -> list[str]:
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="few requests, one round")
+    parser = BenchParser(__doc__, quick=Quick(share=30))
     parser.add_argument("--requests", type=int, default=600, help="of a thousand records each")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.options()
     if options.serve:
         serve(*options.serve)
         return
-    rounds = 1 if options.quick else options.rounds
-    requests = [log_request(seed) for seed in range(WARM_UP + (20 if options.quick else options.requests))]
+    count = options.requests // options.share
+    requests = [log_request(seed) for seed in range(WARM_UP + count)]
     contenders = {kind: contender(kind, requests) for kind in (FLOOR, "on", PROXY)}
     with tempfile.TemporaryDirectory(prefix="bench-overhead-", dir=Path.cwd()) as scratch:
-        found = run_rounds_of_several(contenders, rounds=rounds, scratch=Path(scratch))
-    lines = [
-        (
-            f"Measured by `bench/overhead.py` ({machine()}; {rounds} rounds of {len(requests) - WARM_UP} requests). A "
-            f"ratio is to {FLOOR} in the same round. Aim: {AIM}."
-        ),
-        "",
-        f"| figure | buffer | ratio to {FLOOR} | lowest to highest | median | own swing |",
-        "|---|---|---|---|---|---|",
-        *table(found),
-    ]
-    show(lines, "overhead", options.write)
+        found = run_rounds_of_several(contenders, rounds=options.rounds, scratch=Path(scratch))
+    report = Report(
+        "overhead",
+        f"Measured by `bench/overhead.py` ({machine()}; {options.rounds} rounds of {count} requests). A ratio is to "
+        f"{FLOOR} in the same round. Aim: {AIM}.",
+        "figure", "buffer", f"ratio to {FLOOR}", "lowest to highest", "median", "own swing",
+    )  # fmt: skip
+    report.add(table(found))
+    for figure, results in found.items():
+        report.compare(f"buffer on, {figure}", results["on"], results[FLOOR], "")
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

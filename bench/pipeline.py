@@ -36,7 +36,7 @@ import quiver
 import quiver.spark
 from quiver.bundle import OTLP_SCHEMA
 from quiver.otap import decode_requests, view_schema
-from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, show
+from report import BenchParser, Report, Result, machine, noise, ratios, run_rounds_of_several
 from telemetry import log_request
 
 if TYPE_CHECKING:
@@ -297,10 +297,10 @@ def measure(cores: int, rounds: int, number: int, seconds: float) -> dict[str, d
     return found
 
 
-def table(cores: int, found: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> list[str]:
+def table(cores: int, found: Mapping[str, Mapping[str, Result]]) -> list[str]:
     lines = []
     for figure in (*STAGES, *LATENCIES):
-        results = {name: Result(name, one["rates"]) for name, one in found[figure].items()}
+        results = found[figure]
         for name, result in results.items():
             middle, lowest, highest = ratios(result, results[FILES])
             is_time = figure in LATENCIES
@@ -313,15 +313,16 @@ def table(cores: int, found: Mapping[str, Mapping[str, Mapping[str, list[float]]
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="few requests, one round, one core")
+    parser = BenchParser(__doc__)
     parser.add_argument("--requests", type=int, default=400, help="of a thousand records each, for the stages")
     parser.add_argument("--seconds", type=float, default=20.0, help="of steady load, for the latency")
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--take", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.options()
+    options.requests //= options.share
     if options.quick:
-        options.rounds, options.requests, options.seconds, options.cores = 1, 8, 2.0, options.cores[:1]
+        options.seconds, options.cores = 2.0, options.cores[:1]
     if options.take:
         serve_takers(*options.take)
         return
@@ -329,23 +330,28 @@ def main() -> None:
         found = measure(options.measure, options.rounds, options.requests, options.seconds)
         print(f"found {json.dumps(found)}")
         return
-    lines = [
-        (
-            f"Measured by `bench/pipeline.py` ({machine()}; {options.rounds} rounds; {options.requests * ROWS:,} "
-            f"records, and {RATE:,} a second for {options.seconds:.0f} s). A ratio is to {FILES} in the same round; "
-            f"above 1 is better, also for latencies. Aims: {AIMS}."
-        ),
-        "",
-        f"| cores | figure | contender | ratio to {FILES} | lowest to highest | median | own swing |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    report = Report(
+        "pipeline",
+        f"Measured by `bench/pipeline.py` ({machine()}; {options.rounds} rounds; {options.requests * ROWS:,} "
+        f"records, and {RATE:,} a second for {options.seconds:.0f} s). A ratio is to {FILES} in the same round; "
+        f"above 1 is better, also for latencies. Aims: {AIMS}.",
+        "cores", "figure", "contender", f"ratio to {FILES}", "lowest to highest", "median", "own swing",
+    )  # fmt: skip
     rest = ["--rounds", str(options.rounds), "--requests", str(options.requests), "--seconds", str(options.seconds)]
     for cores in options.cores:
         argv = [sys.executable, __file__, "--measure", str(cores), *rest]
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
         answer = next(line for line in done.stdout.splitlines() if line.startswith("found "))
-        lines += table(cores, json.loads(answer.removeprefix("found ")))
-    show(lines, "pipeline", options.write)
+        answered = json.loads(answer.removeprefix("found "))
+        found = {
+            figure: {name: Result(name, one["rates"]) for name, one in results.items()}
+            for figure, results in answered.items()
+        }
+        report.add(table(cores, found))
+        for figure in STAGES:
+            results = found[figure]
+            report.compare(f"{figure}, {cores} cores", results[OURS], results[FILES], "records/s")
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from report import bench_parser, machine, noise, ratios, run_rounds, write_section
+from report import BenchParser, Quick, Report, machine, noise, ratios, run_rounds
 
 HERE = Path(__file__).resolve().parent
 ROWS = {"row()": 300_000, "pandas": 3_000_000, "Arrow": 3_000_000}
@@ -156,44 +156,37 @@ def contenders(case: str, rows: int, address: str, python: str | None) -> dict[s
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="a hundredth of the rows, one round")
+    parser = BenchParser(__doc__, quick=Quick(share=100))
     parser.add_argument("--cases", nargs="*", default=list(ROWS))
     parser.add_argument("--other", help="an interpreter with another official client")
     parser.add_argument(
         "--run-official", nargs=4, metavar=("CASE", "ROWS", "ADDRESS", "DIRECTORY"), help="used by --other"
     )
-    options = parser.parse_args()
+    options = parser.options()
     if options.run_official:
         case, rows, address, directory = options.run_official
         print(official(case, source_of(case, int(rows)), address, Path(directory) if directory else None))
         return
-    lines = [
-        (
-            f"Measured by `bench/qwp.py` ({machine()}; {options.rounds} rounds). A ratio is rows per second over the "
-            "official client's, in memory, in the same round; until the last row is confirmed."
-        ),
-        "",
-        "| case | contender | ratio to the official client | lowest to highest | rows/s (median) | own swing | aim |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    report = Report(
+        "qwp",
+        f"Measured by `bench/qwp.py` ({machine()}; {options.rounds} rounds). A ratio is rows per second over the "
+        "official client's, in memory, in the same round; until the last row is confirmed.",
+        "case", "contender", "ratio to the official client", "lowest to highest", "rows/s (median)", "own swing", "aim",
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bench-qwp-", dir=Path.cwd()) as scratch, sink() as address:
         for case in options.cases:
-            rows = ROWS[case] // (100 if options.quick else 1)
-            results = run_rounds(
-                contenders(case, rows, address, options.other),
-                rounds=1 if options.quick else options.rounds,
-                scratch=Path(scratch),
-            )
+            turns = contenders(case, ROWS[case] // options.share, address, options.other)
+            results = run_rounds(turns, rounds=options.rounds, scratch=Path(scratch))
             for name, result in results.items():
                 median, low, high = ratios(result, results[FLOOR])
                 aim = f"{AIMS[case]:.2f}" if name.startswith("Quiver") else ""
-                lines.append(
+                row = (
                     f"| {case} | {name} | {median:.2f} | {low:.2f} to {high:.2f} | {result.median:,.0f} | "
                     f"{noise(result):.0%} | {aim} |"
                 )
-                print(lines[-1], flush=True)
-    if options.write:
-        write_section(options.write, "qwp", "\n".join(lines))
+                report.add([row])
+            report.compare(case, results["Quiver, on disk"], results[FLOOR], "rows/s")
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

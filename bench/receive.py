@@ -34,7 +34,7 @@ from quiver.otap import BatchStatus, StatusCode, StreamEncoder, decode_status, i
 from quiver.otap.tables.payload_schema import SIGNALS
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
-from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, show
+from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds_of_several
 from telemetry import ROWS, log_request
 
 COLLECTOR = Path(__file__).resolve().parents[1] / "build" / "bin" / "otelcol-rival"
@@ -195,14 +195,14 @@ def table(found: dict[str, dict[str, Result]]) -> list[str]:
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="few requests, one round")
+    parser = BenchParser(__doc__, quick=Quick(share=10))
     parser.add_argument("--requests", type=int, default=200, help="of a thousand records each")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.options()
     if options.serve:
         serve(*options.serve)
         return
-    requests = [log_request(seed) for seed in range(WARM_UP + (20 if options.quick else options.requests))]
+    requests = [log_request(seed) for seed in range(WARM_UP + options.requests // options.share)]
     contenders = {
         FLOOR: otlp_contender(lambda directory: ours("pass_through", directory), requests),
         "convert_to_arrow": otlp_contender(lambda directory: ours("convert_to_arrow", directory), requests),
@@ -212,18 +212,18 @@ def main() -> None:
         for name, fsync in (("Collector, fsync", True), ("Collector, no fsync", False)):
             contenders[name] = otlp_contender(partial(collector, fsync=fsync), requests)
     with tempfile.TemporaryDirectory(prefix="bench-receive-", dir=Path.cwd()) as scratch:
-        found = run_rounds_of_several(contenders, rounds=1 if options.quick else options.rounds, scratch=Path(scratch))
-    lines = [
-        (
-            f"Measured by `bench/receive.py` ({machine()}; {options.rounds} rounds). A ratio is to {FLOOR} in the same "
-            f"round. Aims: {AIMS}."
-        ),
-        "",
-        f"| figure | receiver | ratio to {FLOOR} | lowest to highest | median | µs of CPU a record | own swing |",
-        "|---|---|---|---|---|---|---|",
-        *table(found),
-    ]
-    show(lines, "receive", options.write)
+        found = run_rounds_of_several(contenders, rounds=options.rounds, scratch=Path(scratch))
+    report = Report(
+        "receive",
+        f"Measured by `bench/receive.py` ({machine()}; {options.rounds} rounds). A ratio is to {FLOOR} in the same "
+        f"round. Aims: {AIMS}.",
+        "figure", "receiver", f"ratio to {FLOOR}", "lowest to highest", "median", "µs of CPU a record", "own swing",
+    )  # fmt: skip
+    report.add(table(found))
+    for figure, results in found.items():
+        if "Collector, fsync" in results:
+            report.compare(f"OTLP, {figure}", results[FLOOR], results["Collector, fsync"], "")
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ import json
 import mmap
 import os
 import platform
+import re
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -124,20 +125,99 @@ def as_json(results: dict[str, Result]) -> str:
     return json.dumps({name: result.rates for name, result in results.items()})
 
 
-def bench_parser(doc: str | None, *, rounds: int, quick: str) -> argparse.ArgumentParser:
+class Report:
     """
-    What every benchmark is asked for: how many rounds, all of it or little (*quick* says how
-    little), and the page.
+    The table of one script, and its rows in the summary at the top of the page.
+
+    *name* is the section of the page. *introduction* is the line above the table.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--write", type=Path, help="put the table into this page")
-    return parser
+
+    def __init__(self, name: str, introduction: str, *columns: str) -> None:
+        self.name = name
+        self.lines = [introduction, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        self.comparisons: list[str] = []
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Add rows, or text below the table, and print them."""
+        added = list(lines)
+        print("\n".join(added), flush=True)
+        self.lines += added
+
+    def compare(
+        self, what: str, ours: Result, rival: Result, unit: str, *, lower_is_better: bool = False, style: str = ",.0f"
+    ) -> None:
+        """Add a row to the summary: the median of *ours* beside that of *rival*, and the ratio by rounds."""
+        if not ours.rates or not rival.rates:
+            return
+        median, low, high = ratios(rival, ours) if lower_is_better else ratios(ours, rival)
+        self.comparisons.append(
+            f"{what} | {ours.median:{style}} {unit} | {rival.name}: {rival.median:{style}} | {median:.2f} | "
+            f"{low:.2f} to {high:.2f}"
+        )
+
+    def finish(self, page: Path | None) -> None:
+        """Print the rows of the summary; with a *page*, write them and the section of this script."""
+        if self.comparisons:
+            print("\n".join(["", *(f"| {row} |" for row in self.comparisons)]))
+        if page is not None:
+            write_section(page, self.name, "\n".join(self.lines))
+            write_summary(page, self.name, self.comparisons)
 
 
-def show(lines: Sequence[str], name: str, page: Path | None) -> None:
-    """Print the table, which follows two lines of introduction, and put both into section *name* of *page*."""
-    print("\n".join(lines[2:]))
-    if page is not None:
-        write_section(page, name, "\n".join(lines))
+SUMMARY = "<!-- summary -->", "<!-- end summary -->"
+SUMMARY_COLUMNS = "part", "what", "Quiver", "beside", "ratio", "lowest to highest"
+
+
+def write_summary(page: Path, name: str, comparisons: Sequence[str]) -> None:
+    """Replace the rows of section *name* in the summary of *page*, if it has one. Rows are in the order of sections."""
+    text = page.read_text()
+    if SUMMARY[0] not in text:
+        return
+    head, rest = text.split(SUMMARY[0], 1)
+    old, tail = rest.split(SUMMARY[1], 1)
+    part = part_of(text, name)
+    rows = [line for line in old.splitlines() if line.startswith("| [") and not line.startswith(f"| {part} ")]
+    rows += [f"| {part} | {row} |" for row in comparisons]
+    parts = [part_of(text, found) for found in re.findall(r"<!-- end (\w+) -->", tail)]
+    rows.sort(key=lambda row: parts.index(row[2:].split(" | ")[0]))
+    table = "\n".join([f"| {' | '.join(SUMMARY_COLUMNS)} |", "|---" * len(SUMMARY_COLUMNS) + "|", *rows])
+    page.write_text(f"{head}{SUMMARY[0]}\n{table}\n{SUMMARY[1]}{tail}")
+
+
+def part_of(text: str, name: str) -> str:
+    """Return a link to the heading above section *name*."""
+    heading = re.findall(r"^#+ (.+)$", text.split(f"<!-- {name} -->", maxsplit=1)[0], re.MULTILINE)[-1]
+    return f"[{heading}](#{heading.lower().replace(' ', '-')})"
+
+
+@dataclass(frozen=True)
+class Quick:
+    """How much less `--quick` does: a *share*-th of the work, so many *rounds*."""
+
+    share: int = 50
+    rounds: int = 1
+
+
+class BenchParser(argparse.ArgumentParser):
+    """
+    The options that all benchmarks have.
+
+    The result has `rounds` and `share`: a benchmark does a `share`-th of its work. `--quick` sets both, to a little
+    work that shows that the script runs.
+    """
+
+    def __init__(self, doc: str | None, *, rounds: int = 5, quick: Quick = Quick()) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self._quick = quick
+        self.add_argument("--rounds", type=int, default=rounds)
+        little = f"a {quick.share}th of the work, {quick.rounds} round{'s'[: quick.rounds - 1]}"
+        self.add_argument("--quick", action="store_true", help=little)
+        self.add_argument("--share", type=int, default=1, metavar="N", help="do an N-th of the work")
+        self.add_argument("--write", type=Path, help="put the table into this page")
+
+    def options(self) -> argparse.Namespace:
+        """Parse the command line."""
+        options = self.parse_args()
+        if options.quick:
+            options.share, options.rounds = self._quick.share, self._quick.rounds
+        return options

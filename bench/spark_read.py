@@ -24,7 +24,7 @@ import pyarrow as pa
 import quiver
 import quiver.spark
 from ingest import batches
-from report import Result, bench_parser, machine, noise, ratios, run_rounds, write_section
+from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -128,51 +128,40 @@ def table(question: str, rows: int, total: int, results: dict[str, Result]) -> l
     return lines
 
 
-def measure(spark: SparkSession, scratch: Path, rows: int, options: argparse.Namespace) -> list[str]:
+def measure(spark: SparkSession, scratch: Path, rows: int, options: argparse.Namespace, report: Report) -> None:
     store, parquet = scratch / f"store-{rows}", scratch / f"parquet-{rows}"
-    total = fill(store, rows, ROWS_TOTAL // (8 if options.quick else 1))
+    total = fill(store, rows, ROWS_TOTAL // options.share)
     sources = frames(spark, store, parquet)
     sources["Quiver"]().write.parquet(str(parquet))
     answers = {name: aggregate(name, sources[name]()) for name in ASKED["aggregate"]}
     if any(answer != answers[FLOOR] for answer in answers.values()):
         raise SystemExit(f"the contenders disagree: {answers}")
-    lines = []
     for question in options.questions:
-        rounds = 2 if options.quick else options.rounds
-        results = run_rounds(contenders(question, sources, total), rounds=rounds, scratch=scratch)
-        found = table(question, rows, total, results)
-        print("\n".join(found), flush=True)
-        lines += found
+        results = run_rounds(contenders(question, sources, total), rounds=options.rounds, scratch=scratch)
+        report.add(table(question, rows, total, results))
+        report.compare(f"{question}, {rows:,} rows a bundle", results["Quiver"], results[FLOOR], "rows/s")
     shutil.rmtree(store)
     shutil.rmtree(parquet)
-    return lines
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=7, quick="an eighth of the rows, two rounds")
+    parser = BenchParser(__doc__, rounds=7, quick=Quick(share=8, rounds=2))
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS), help="rows a bundle")
     parser.add_argument("--questions", nargs="*", default=list(ASKED), choices=list(ASKED))
-    options = parser.parse_args()
-    lines = []
+    options = parser.options()
+    report = Report(
+        "spark",
+        f"Measured by `bench/spark_read.py` ({machine()}; {options.rounds} rounds).",
+        "question", "rows", "contender", "ratio to Parquet", "lowest to highest", "seconds (median)", "own swing",
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bench-spark-", dir=Path.cwd()) as scratch:
         spark = quiver.spark.session("bench", quick_start=False)
         try:
             for rows in options.rows:
-                lines += measure(spark, Path(scratch), rows, options)
+                measure(spark, Path(scratch), rows, options, report)
         finally:
             spark.stop()
-    if options.write:
-        write_section(options.write, "spark", "\n".join([*introduction(options.rounds), *lines]))
-
-
-def introduction(rounds: int) -> list[str]:
-    """What the table shows, and what it does not."""
-    return [
-        f"Measured by `bench/spark_read.py` ({machine()}; {rounds} rounds).",
-        "",
-        "| question | rows | contender | ratio to Parquet | lowest to highest | seconds (median) | own swing |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ import quiver
 from quiver.primitives.disk.real_files import RealFile, RealFileSystem
 from quiver.store.format.names import CURSOR_NAME
 from quiver.store.opening import open_store
-from report import bench_parser, machine, write_section
+from report import BenchParser, Quick, Report, machine
 
 TAIL_BYTES = 16 * 1024
 """What the floor reads of each segment: as much as opening one reads."""
@@ -188,10 +188,10 @@ def copy_directory(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="a hundredth of the counts, one round")
+    parser = BenchParser(__doc__, quick=Quick(share=100))
     parser.add_argument("--child", nargs=2, metavar=("WHO", "DIRECTORY"), help=argparse.SUPPRESS)
     parser.add_argument("--build", nargs=3, metavar=("CASE", "COUNT", "DIRECTORY"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.options()
     if options.build:
         name, count, directory = options.build
         next(case for case in CASES if case.name == name).build(Path(directory), int(count))
@@ -201,24 +201,17 @@ def main() -> None:
         print(json.dumps(measure(CHILDREN[who], Path(directory))))
         sys.stdout.flush()
         os._exit(0)  # closing the store would seal, which is not what is measured
-    rounds = 1 if options.quick else options.rounds
-    lines = [
-        (
-            f"Measured by `bench/startup.py` ({machine()}; {rounds} rounds). The floor reads the same files and does "
-            "nothing with them; the ratio is its time over the store's in the same round. Processor seconds are the "
-            "store's own work, independent of other processes. Memory is the growth of the process."
-        ),
-        "",
-        "| opened | seconds (median) | lowest to highest | processor seconds | aim (s) | ratio to floor | memory |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    report = Report(
+        "startup",
+        f"Measured by `bench/startup.py` ({machine()}; {options.rounds} rounds). The floor reads the same files and "
+        "does nothing with them; the ratio is its time over the store's in the same round. Processor seconds are the "
+        "store's own work, independent of other processes. Memory is the growth of the process.",
+        "opened", "seconds (median)", "lowest to highest", "processor seconds", "aim (s)", "ratio to floor", "memory",
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bench-startup-", dir=Path.cwd()) as scratch:
         for case in CASES:
-            line = run_case(case, case.count // (100 if options.quick else 1), rounds, Path(scratch))
-            print(line, flush=True)
-            lines.append(line)
-    if options.write:
-        write_section(options.write, "startup", "\n".join(lines))
+            report.add([run_case(case, case.count // options.share, options.rounds, Path(scratch))])
+    report.finish(options.write)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from time import perf_counter
 
 from figures.goal import Figure, Goal, Run, percentile
 from figures.topics import figure_goals
-from goals import lines_of
+from goals import measure
 from quiver.topics import TopicStore
-from report import bench_parser, machine, run_rounds_of_several, write_section
+from report import BenchParser, Report, machine
 from rivals.brokers import BareTopic, NatsStream, RedisStream
 
 OURS, BARE, NATS, REDIS = "Quiver topic", "bare framed log", "NATS JetStream", "Redis stream"
@@ -203,34 +203,26 @@ def topics_goal(scale: int) -> Goal:
 
 
 def main() -> None:
-    parser = bench_parser(__doc__, rounds=5, quick="a fiftieth of the work, one round")
+    parser = BenchParser(__doc__)
     keys = ["append", "read", "tail", "topics", "cold", "cache", "recovery", "creation"]
     parser.add_argument("--only", nargs="*", choices=keys, help="only these")
-    options = parser.parse_args()
-    rounds = 1 if options.quick else options.rounds
-    scale = 50 if options.quick else 1
+    options = parser.options()
+    share = options.share
     missing = [name for name in (NATS, REDIS) if name not in rivals()]
-    lines = [
-        (
-            f"Measured by `bench/topics.py` ({machine()}; {rounds} rounds). The ratio is to the row with 1.00 in the "
-            "same round, and more is better also where the figure is a time. Servers pay a loopback connection and a "
-            "Python client, as their users do." + (f" Not on this machine: {', '.join(missing)}." if missing else "")
-        ),
-        "",
-        "| what | setting | contender | median | ratio | lowest to highest | own swing | aim |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    report = Report(
+        "topics",
+        f"Measured by `bench/topics.py` ({machine()}; {options.rounds} rounds). The ratio is to the row with 1.00 in "
+        "the same round, and more is better also where the figure is a time. Servers pay a loopback connection and a "
+        "Python client, as their users do." + (f" Not on this machine: {', '.join(missing)}." if missing else ""),
+        "what", "setting", "contender", "median", "ratio", "lowest to highest", "own swing", "aim",
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bench-topics-", dir=Path.cwd()) as scratch:
-        every = (*append_goals(scale), read_goal(scale), tail_goal(scale), topics_goal(scale), *figure_goals(scale))
+        every = (*append_goals(share), read_goal(share), tail_goal(share), topics_goal(share), *figure_goals(share))
         for goal in every:
             if options.only and goal.key not in options.only:
                 continue
-            found = run_rounds_of_several(goal.contenders, rounds=rounds, scratch=Path(scratch))
-            table = list(lines_of(goal, found))
-            print("\n".join(table), flush=True)
-            lines += table
-    if options.write:
-        write_section(options.write, "topics", "\n".join(lines))
+            measure(goal, report, options.rounds, Path(scratch))
+    report.finish(options.write)
 
 
 if __name__ == "__main__":
