@@ -22,7 +22,7 @@ from quiver.store.format.names import parse_segment_name
 from quiver.store.opening import open_store
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
-from quiver.store.reading.subscription import Subscription
+from quiver.store.reading.stream_subscriber import StreamSubscriber
 from quiver.store.subscribers.retry_set import RetrySet, load_retry_set
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -62,7 +62,7 @@ class Life:
         self.store = open_store(ROOT, SETTINGS, fs=disk, clock=clock, background=False)
         options = parse_options({"path": ROOT, "mode": "bundles", "subscriber": "out", "maxBundlesPerTrigger": "3"})
         segments = SegmentList(disk, ROOT, slots=None, fail_on_data_loss=True)
-        self.query = Subscription(disk, options, segments, parallelism=1, clock=clock)
+        self.query = StreamSubscriber(disk, options, segments, parallelism=1, clock=clock)
         self.undelivered = Undelivered(
             "out",
             RetryPolicy(initial_interval_s=1.0, max_interval_s=2.0),

@@ -11,7 +11,7 @@ from quiver.errors import CorruptionError
 from quiver.otap import iter_bundles, view_schema
 from quiver.spark.exporters.parquet import PartWriter
 from quiver.spark.store.read_partition import METADATA_SCHEMA, PartitionReader
-from quiver.store.reading.partitions import Span
+from quiver.store.reading.partitions import BundleRange
 
 
 def request(first: int, count: int) -> bytes:
@@ -26,7 +26,7 @@ def whole(data: bytes) -> Bundle:
     return Bundle({60: pa.RecordBatch.from_arrays([pa.array([data])], schema=OTLP_SCHEMA)})
 
 
-def spans_of(path, bundles) -> list[Span]:
+def spans_of(path, bundles) -> list[BundleRange]:
     with quiver.open(path, quiver.Settings(segment_open_s_max=3600)) as store:
         store.register("kept", start="earliest")
         store.activate()
@@ -34,7 +34,7 @@ def spans_of(path, bundles) -> list[Span]:
             store.ingest(bundle)
         store.seal()
     segments = sorted(path.glob("segments/*.qseg"))
-    return [Span(int(segment.stem), str(segment), 0, 1_000, segment.stat().st_size) for segment in segments]
+    return [BundleRange(int(segment.stem), str(segment), 0, 1_000, segment.stat().st_size) for segment in segments]
 
 
 def reader_of(*, fail: bool = True) -> PartitionReader:

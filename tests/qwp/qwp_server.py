@@ -15,7 +15,7 @@ from websockets.http11 import Response
 from websockets.sync.server import serve
 
 from quiver.primitives.scan import Frame
-from quiver.qwp.wire.decoder import Message, SymbolDictionary, decode_message
+from quiver.qwp.wire.decoder import DecodedMessage, SymbolDictionary, decode_message
 from quiver.qwp.wire.responses import Ok, encode_ok
 
 Answer = Callable[["Life", int, bytes], "bytes | list[bytes] | Close | None"]
@@ -45,7 +45,7 @@ class Life:
         with suppress(OSError):
             self.socket.socket.shutdown(SHUT_RDWR)
 
-    def decode(self, frame: bytes) -> Message:
+    def decode(self, frame: bytes) -> DecodedMessage:
         """Return the message; its symbols are added to the connection's dictionary."""
         answer = decode_message(memoryview(frame), self.dictionary)
         assert isinstance(answer, Frame), answer

@@ -18,7 +18,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import NotRegularFileError
 from quiver.primitives.disk.real_files import REAL_FILES, RealFile
 from quiver.qwp import Char, Geohash, Long256, Sender
-from quiver.qwp.format.dead_letters import DeadLetter
+from quiver.qwp.format.dead_letters import DeadLetterRecord
 from quiver.qwp.rows import RowTable
 from quiver.qwp.slots.inspection import inspect_slot
 from quiver.qwp.slots.ring import RingSettings
@@ -57,7 +57,7 @@ def sf_dir(tmp_path):
     root = tmp_path / "sf"
     root.mkdir()
     (root / "note.txt").write_text("mine")
-    letter = DeadLetter(7, time.time_ns(), 3, "no such column", message(9, table="gone"))
+    letter = DeadLetterRecord(7, time.time_ns(), 3, "no such column", message(9, table="gone"))
     fill(root, "edge-1", [message(1, 2), message(3), message(4, table="u")], confirmed=0, letter=letter)
     fill(root, "edge-2", [message(5)])
     mark_failed(REAL_FILES, str(root / "edge-2"), "no server in time")

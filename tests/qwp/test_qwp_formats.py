@@ -16,7 +16,7 @@ from quiver.errors import SettingsError
 from quiver.primitives.checksum import crc32c
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.qwp.format.dead_letters import (
-    DeadLetter,
+    DeadLetterRecord,
     decode_dead_letter,
     decode_dead_letters_header,
     encode_dead_letter,
@@ -123,7 +123,7 @@ def test_examples_decode_to_the_documented_values():
     data, said = _examples("qwp-slot")["watermark"]
     assert encode_watermark(said["confirmed"]) == data
     data, said = _examples("qwp-slot")["dead letters"]
-    letter = DeadLetter(**said, message=b"QWP1")
+    letter = DeadLetterRecord(**said, message=b"QWP1")
     assert encode_dead_letters_header() + encode_dead_letter(letter) == data
     data, said = _examples("qwp-message")[""]
     message = decode_message(memoryview(data))
@@ -291,7 +291,7 @@ def test_dead_letters_end_at_the_last_complete_record():
         assert isinstance(decode_dead_letters_header(memoryview(header)[:size]), NeedMore)
     assert isinstance(decode_dead_letters_header(memoryview(b"QDL1\2\0\x08\0")), Damage)
     assert isinstance(decode_dead_letters_header(memoryview(b"QDL2\1\0\x08\0")), Damage)
-    letter = DeadLetter(9, 10, 3, "grund", b"QWP1....")
+    letter = DeadLetterRecord(9, 10, 3, "grund", b"QWP1....")
     data = header + encode_dead_letter(letter)
     assert decode_dead_letter(memoryview(data), 8) == Frame(letter, len(data))
     for size in range(8, len(data)):
@@ -299,7 +299,7 @@ def test_dead_letters_end_at_the_last_complete_record():
     for at in range(8, len(data)):
         flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         assert not isinstance(decode_dead_letter(memoryview(flipped), 8), Frame)
-    long = DeadLetter(0, 0, 3, "é" * 40_000, b"")
+    long = DeadLetterRecord(0, 0, 3, "é" * 40_000, b"")
     again = decode_dead_letter(memoryview(encode_dead_letter(long)), 0)
     assert isinstance(again, Frame)
     assert again.value.reason == "é" * 32_767

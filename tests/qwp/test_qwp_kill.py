@@ -16,7 +16,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 from quiver.qwp import Sender
 from quiver.qwp.slots.recovery import read_watermark, scan_slot
-from quiver.qwp.wire.decoder import Message, SymbolDictionary, decode_message
+from quiver.qwp.wire.decoder import DecodedMessage, SymbolDictionary, decode_message
 from quiver.qwp.wire.responses import Ok, encode_ok
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(900)]
@@ -79,7 +79,7 @@ def test_every_stored_row_arrives(tmp_path, durability, cycles, seed):
         highest = max(highest, value)
 
 
-def _values(message: Message) -> list[int]:
+def _values(message: DecodedMessage) -> list[int]:
     return [
         value
         for table in message.tables

@@ -25,7 +25,7 @@ from quiver.pipeline.processes.child import INGEST_READY, SPARK_READY
 from quiver.pipeline.processes.run import read_state
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.names import parse_segment_name
-from quiver.store.reading.listing import subscriber_lags
+from quiver.store.reading.listing import summarize_subscribers
 from quiver.store.subscribers.retry_set import load_retry_set
 
 ODD_EVERY, ODD = 1009, 100
@@ -176,7 +176,9 @@ def alive(pid: int) -> bool:
 
 
 def lags(root: str) -> dict[str, int | None]:
-    return {one.subscriber: one.lag_bundles for one in subscriber_lags(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns())}
+    return {
+        one.subscriber: one.lag_bundles for one in summarize_subscribers(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns())
+    }
 
 
 def sealed(root: str) -> list[str]:

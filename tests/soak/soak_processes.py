@@ -34,7 +34,7 @@ from quiver.spark.store.read_partition import open_checked
 from quiver.store.format.cores import core_directory
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
-from quiver.store.reading.subscription import Subscription
+from quiver.store.reading.stream_subscriber import StreamSubscriber
 
 PRODUCERS = 2
 SUBSCRIBERS = {"fast": 0.0, "steady": 0.002, "slow": 0.01}
@@ -337,18 +337,18 @@ def subscribe(place: Place, name: str, core: int, *, may_lose: bool) -> None:
     A line is written before the acknowledgement: after a kill a bundle may be in the journal twice, but not missing.
     """
     journal = open_journal(place.journal(f"{name}-{core}"))
-    subscription = _subscription(place.directories[core], name, may_lose=may_lose)
-    start = subscription.initial()
+    subscriber = _subscriber(place.directories[core], name, may_lose=may_lose)
+    start = subscriber.initial()
     while True:
         # Acknowledges what was read before, and returns what is available.
-        end = subscription.latest(start, unlimited=False)
+        end = subscriber.latest(start, unlimited=False)
         if end == start:
             if place.board.subscribers_stop:
-                subscription.release()
+                subscriber.release()
                 return
             pause(0.02)
             continue
-        for spans in subscription.plan(start, end):
+        for spans in subscriber.plan(start, end):
             for span in spans:
                 reader = open_checked(span.path, fail_on_data_loss=not may_lose)
                 for index in range(span.start, span.stop) if reader is not None else ():
@@ -357,7 +357,7 @@ def subscribe(place: Place, name: str, core: int, *, may_lose: bool) -> None:
         start = end
 
 
-def _subscription(directory: Path, name: str, *, may_lose: bool) -> Subscription:
+def _subscriber(directory: Path, name: str, *, may_lose: bool) -> StreamSubscriber:
     options = parse_options(
         {
             "path": str(directory),
@@ -368,7 +368,7 @@ def _subscription(directory: Path, name: str, *, may_lose: bool) -> Subscription
         }
     )
     segments = SegmentList(REAL_FILES, options.path, slots=None, fail_on_data_loss=not may_lose)
-    return Subscription(REAL_FILES, options, segments, parallelism=1)
+    return StreamSubscriber(REAL_FILES, options, segments, parallelism=1)
 
 
 # ── forking ─────────────────────────────────────────────────────────────────────────────────────────────

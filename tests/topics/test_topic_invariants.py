@@ -15,13 +15,13 @@ from quiver.topics.format.sink_batch import INCOMING_DIR, SinkPart
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.view import MessageRun, TopicView
 from quiver.topics.staged_import import StagedImport
-from quiver.topics.wal.files import Good, Recovered
+from quiver.topics.wal.files import Good, RecoveredWal
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_no_offset_is_given_out_twice(monkeypatch):
-    monkeypatch.setattr(recovery, "_recover_files", lambda *_, **__: Recovered(next_offset=4))
+    monkeypatch.setattr(recovery, "_recover_files", lambda *_, **__: RecoveredWal(next_offset=4))
     with pytest.raises(InvariantError, match="no offset is given out twice"):
         recovery.recover(
             CrashFileSystem(), DIRECTORY, file_name="wal.log", observer=InMemoryObserver(), next_offset_min=5

@@ -15,7 +15,7 @@ from quiver.primitives.disk.lock import hold
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.format.names import LOCK_NAME
-from quiver.topics.format.request import Request
+from quiver.topics.format.request import TopicRequest
 from quiver.topics.requests import RequestQueue, ask
 from quiver.topics.store import TopicStore
 
@@ -43,7 +43,7 @@ class Owner(ManualClock):
 
 
 def asked(fs, store, command, *, wait_s=5.0, **arguments):
-    return ask(fs, ROOT, Request(command, arguments), wait_s=wait_s, clock=Owner(store.maintain))
+    return ask(fs, ROOT, TopicRequest(command, arguments), wait_s=wait_s, clock=Owner(store.maintain))
 
 
 def test_the_owner_runs_requested_commands():
@@ -99,7 +99,7 @@ def test_errors_of_a_command_are_returned():
             raise error
 
         with pytest.raises(kind, match=str(error.args[-1])):
-            ask(fs, ROOT, Request("x", {}), wait_s=5, clock=Owner(lambda fail=fail: queue.serve(fail)))
+            ask(fs, ROOT, TopicRequest("x", {}), wait_s=5, clock=Owner(lambda fail=fail: queue.serve(fail)))
     lock.release()
 
 
@@ -110,7 +110,7 @@ def test_an_unanswered_request_is_withdrawn():
     lock = hold(fs, f"{ROOT}/{LOCK_NAME}", owner="topics")
     queue = RequestQueue(fs, ROOT)
     with pytest.raises(DirectoryInUseError, match="did not take the request within 5 s"):
-        ask(fs, ROOT, Request("x", {}), wait_s=5, clock=ManualClock())
+        ask(fs, ROOT, TopicRequest("x", {}), wait_s=5, clock=ManualClock())
     assert queue.serve(lambda _: {}) == 0
 
     def taken():
@@ -118,7 +118,7 @@ def test_an_unanswered_request_is_withdrawn():
             fs.rename(f"{ROOT}/.requests/{name}", f"{ROOT}/.requests/{name.partition('.')[0]}.taken")
 
     with pytest.raises(DirectoryInUseError, match="has begun and not finished within 5 s"):
-        ask(fs, ROOT, Request("x", {}), wait_s=5, clock=Owner(taken))
+        ask(fs, ROOT, TopicRequest("x", {}), wait_s=5, clock=Owner(taken))
 
     def damaged():
         for name in fs.list_dir(f"{ROOT}/.requests"):
@@ -128,7 +128,7 @@ def test_an_unanswered_request_is_withdrawn():
         queue.serve(lambda _: {})
 
     with pytest.raises(UsageError, match="checksum of the note differs"):
-        ask(fs, ROOT, Request("x", {}), wait_s=5, clock=Owner(damaged))
+        ask(fs, ROOT, TopicRequest("x", {}), wait_s=5, clock=Owner(damaged))
     lock.release()
 
 
@@ -141,7 +141,7 @@ def test_a_new_owner_removes_requests_to_the_previous_one():
         first.close()
         open_topics(fs).close()
 
-    assert ask(fs, ROOT, Request("x", {}), wait_s=5, clock=Owner(restart)) is None
+    assert ask(fs, ROOT, TopicRequest("x", {}), wait_s=5, clock=Owner(restart)) is None
     assert fs.list_dir(f"{ROOT}/.requests") == []
 
 

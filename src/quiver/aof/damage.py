@@ -13,7 +13,7 @@ from quiver.aof.format.segment_file import (
     encode_header,
 )
 from quiver.aof.reading.resume import resume_after
-from quiver.aof.reading.source import TIME_UNKNOWN, Extent, Source
+from quiver.aof.reading.source import TIME_UNKNOWN, Extent, ReadableSegment
 from quiver.primitives.scan import Frame
 
 __all__ = ["header_of_sealed", "header_of_unsealed", "scan_past_damage"]
@@ -85,7 +85,7 @@ def scan_past_damage(view: memoryview, found: RecordScan, header: SegmentHeader,
         *found*.
     """
     extent = Extent(header.base_offset, end, header.base_record_count, None)
-    source = Source(header.segment_index, "", view, end, True, TIME_UNKNOWN, extent, header.base_timestamp)
+    source = ReadableSegment(header.segment_index, "", view, end, True, TIME_UNKNOWN, extent, header.base_timestamp)
     kept = RecordScan(found.end, found.last_offset, found.record_count, found.last_timestamp, found.crc64)
     while kept.end < end:
         part = scan_records(view, resume_after(source, kept.end).offset, source.limit)

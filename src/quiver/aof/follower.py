@@ -8,7 +8,7 @@ from typing import TypeVar
 from quiver.aof.append.notify import Notifier, deadline_of
 from quiver.aof.format.segment_file import FOOTER_BYTES
 from quiver.aof.reading.reader import Reader
-from quiver.aof.reading.source import Record, Sources
+from quiver.aof.reading.source import ReadableSegments, Record
 from quiver.clock import Clock
 from quiver.errors import StoreFailedError
 from quiver.lazy_names import renamed_keyword
@@ -27,7 +27,7 @@ class TailFollower:
     def __init__(
         self,
         reader: Reader,
-        sources: Sources,
+        sources: ReadableSegments,
         notifier: Notifier,
         *,
         clock: Clock,

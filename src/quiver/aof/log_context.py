@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from quiver.aof.append.blocking import BlockedCalls
-from quiver.aof.append.durability import Durability
+from quiver.aof.append.durability import DurabilityTracker
 from quiver.aof.append.flush import Flusher
 from quiver.aof.append.notify import Notifier
 from quiver.aof.append.tail import Tail
@@ -23,7 +23,7 @@ from quiver.aof.format.names import SEGMENTS
 from quiver.aof.maintenance import Maintenance
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.index import SparseIndexes
-from quiver.aof.recovered import Recovered
+from quiver.aof.recovered import RecoveredLog
 from quiver.aof.segment_index import OpenSegments
 from quiver.aof.snapshots import (
     LogSnapshot,
@@ -67,7 +67,7 @@ class LogContext:
         self,
         name: str,
         config: AofConfig,
-        recovered: Recovered,
+        recovered: RecoveredLog,
         *,
         stream_id: int,
         fs: FileSystem,
@@ -113,7 +113,7 @@ class LogContext:
             trim=self.trim, wants_sealed=self._uploads.wants,
         )  # fmt: skip
         self.segments = OpenSegments(config.root_dir, self.tail, self.catalog, self._indexes)
-        self.durability = Durability(
+        self.durability = DurabilityTracker(
             name, self.tail, self.catalog, self._flusher, self.segments, self._uploads, clock=clock,
             is_closed=lambda: self.closed,
         )  # fmt: skip
@@ -129,7 +129,7 @@ class LogContext:
     def _flushed(self) -> None:
         self.workers.schedule_maintenance(self, self._maintenance.snapshot_delay_s())
 
-    def _start(self, recovered: Recovered, fs: FileSystem, objects: Callable[[], ObjectTier] | None) -> None:
+    def _start(self, recovered: RecoveredLog, fs: FileSystem, objects: Callable[[], ObjectTier] | None) -> None:
         """Continue where recovery ended, and register for the work of the threads."""
         self._maintenance.retires = not has_tiers(fs, self.config, self.stream_id)
         self.tail.start_from(recovered)
@@ -148,7 +148,7 @@ class LogContext:
         self.workers.schedule_maintenance(self)  # some segments may have expired while the log was closed
 
     def _with_tiers(
-        self, recovered: Recovered, fs: FileSystem, objects: Callable[[], ObjectTier] | None
+        self, recovered: RecoveredLog, fs: FileSystem, objects: Callable[[], ObjectTier] | None
     ) -> TierManager:
         tiers = TierManager(
             self.catalog, fs, self.config, stream_id=self.stream_id, clock=self.clock, observer=self.observer,

@@ -13,7 +13,7 @@ from quiver.aof.format.record import split_record_id
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.reader import OnDamage, OnLost, Reader
 from quiver.aof.reading.search import begin_at, first_at, read_one
-from quiver.aof.reading.source import Place, Record
+from quiver.aof.reading.source import LogPosition, Record
 from quiver.aof.segment_index import OpenSegments, require_id
 from quiver.clock import Clock
 from quiver.errors import StoreFailedError, UsageError
@@ -61,7 +61,7 @@ class LogReading:
             UsageError: *record_id* is invalid, or an argument has another value.
         """
         require_id(record_id)
-        start: int | Place = record_id
+        start: int | LogPosition = record_id
         if timestamp is not None:
             found = begin_at(self._segments, _time_of(timestamp))
             start = self._segments.end_place() if found is None else found

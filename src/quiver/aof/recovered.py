@@ -9,11 +9,11 @@ from quiver.aof.append.segment import Segment
 from quiver.aof.format.sealed_pointer import SealedPointer
 from quiver.aof.reading.catalog import SealedSegment
 
-__all__ = ["Recovered"]
+__all__ = ["RecoveredLog"]
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredLog:
     """
     The state of a log after recovery. All of it is durable.
 

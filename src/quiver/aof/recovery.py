@@ -57,7 +57,7 @@ from quiver.aof.format.segment_file import (
     encode_header,
 )
 from quiver.aof.reading.catalog import SealedSegment
-from quiver.aof.recovered import Recovered
+from quiver.aof.recovered import RecoveredLog
 from quiver.clock import Clock
 from quiver.invariant import invariant
 from quiver.observe import Observer
@@ -89,7 +89,9 @@ class _FoundSegment:
     records: RecordScan | None = None
 
 
-def recover(fs: FileSystem, root: str, *, stream_id: int, clock: Clock, observer: Observer, now_s: float) -> Recovered:
+def recover(
+    fs: FileSystem, root: str, *, stream_id: int, clock: Clock, observer: Observer, now_s: float
+) -> RecoveredLog:
     """
     Recover the log in *root* and return its state. A crash meanwhile does not change the result of the next recovery.
 
@@ -120,7 +122,7 @@ class _Recovery:
         self._durable: dict[int, int] = {}
         self._marks: dict[int, ScanMark] = {}
         self._headers: dict[int, SegmentHeader] = {}
-        self.result = Recovered()
+        self.result = RecoveredLog()
 
     def _report(self, event: str, path: str, reason: str) -> None:
         self._observer.count("aof_recovery_findings_total", kind=event)

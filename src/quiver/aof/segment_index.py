@@ -13,7 +13,7 @@ from quiver.aof.reading.catalog import Catalog, SealedSegment
 from quiver.aof.reading.index import SparseIndexes, before_number
 from quiver.aof.reading.resume import is_believed
 from quiver.aof.reading.search import heads
-from quiver.aof.reading.source import Extent, Place, Source
+from quiver.aof.reading.source import Extent, LogPosition, ReadableSegment
 from quiver.aof.tiers.tier_manager import TierManager
 from quiver.errors import CorruptionError, UnknownRecordError
 
@@ -43,7 +43,7 @@ class OpenSegments:
         found._waits = False
         return found
 
-    def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
+    def source(self, segment_id: int, *, durable_only: bool) -> ReadableSegment | None:
         """
         Return the segment with that id, as far as it can be read now; None when there is none, or its file was removed.
 
@@ -59,7 +59,7 @@ class OpenSegments:
                 if one.segment_id == segment_id:
                     end = max(one.durable, HEADER_BYTES) if durable_only else one.size
                     complete = one is not self._tail.segment and end == one.size
-                    return Source(
+                    return ReadableSegment(
                         segment_id, one.path, one.view.toreadonly(), end, complete, one.last_timestamp,
                         self._extent_of(one), one.base_timestamp,
                     )  # fmt: skip
@@ -77,7 +77,7 @@ class OpenSegments:
                 raise
         if view is None:
             return None
-        return Source(
+        return ReadableSegment(
             segment_id, sealed.path, view, sealed.end, True, sealed.footer.last_timestamp, _extent_of_sealed(sealed),
             sealed.header.base_timestamp, problem,
         )  # fmt: skip
@@ -129,20 +129,20 @@ class OpenSegments:
             found = None if source is None or source.problem else self._indexes.make(sealed, source.view)
         return found or ()
 
-    def stretch(self, segment_id: int, _start: int, _end: int | None) -> Source | None:
+    def stretch(self, segment_id: int, _start: int, _end: int | None) -> ReadableSegment | None:
         """Return the complete segment with that id, because it is mapped."""
         return self.source(segment_id, durable_only=False)
 
-    def end_place(self) -> Place:
+    def end_place(self) -> LogPosition:
         """Return the place of the next record, if it is appended to the active segment."""
         tail = self._tail
         with tail.lock:
             one = tail.segment
             if one is None:
                 begin = tail.next_base_offset + HEADER_BYTES
-                return Place(tail.next_segment_id << 32, begin, tail.next_base_record_count)
+                return LogPosition(tail.next_segment_id << 32, begin, tail.next_base_record_count)
             count = one.base_record_count + one.record_count
-            return Place(one.id_base | one.size, one.base_offset + one.size, count)
+            return LogPosition(one.id_base | one.size, one.base_offset + one.size, count)
 
     def nth(self, number: int) -> int | None:
         """Return the id of record *number* of the log, counted from 0; None when it is gone."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export"]
 
-Span = tuple[datetime | None, datetime | None]
+TimeRange = tuple[datetime | None, datetime | None]
 """Times of ingestion from the first (inclusive) to the second (exclusive); None means unbounded."""
 
 
@@ -102,7 +102,7 @@ def _counted(
         yield batch
 
 
-def _span(since: str | None, until: str | None, now_ns: int) -> Span:
+def _span(since: str | None, until: str | None, now_ns: int) -> TimeRange:
     from quiver.cli.console.instants import parse_instant  # noqa: PLC0415
 
     def bound(text: str | None, option: str) -> datetime | None:
@@ -112,7 +112,7 @@ def _span(since: str | None, until: str | None, now_ns: int) -> Span:
 
 
 def _rows_of_slot(
-    reader: StoreReader, slot: str | None, table: str | None, columns: Sequence[str] | None, span: Span
+    reader: StoreReader, slot: str | None, table: str | None, columns: Sequence[str] | None, span: TimeRange
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     import pyarrow as pa  # noqa: PLC0415
 
@@ -147,7 +147,7 @@ def _sealed(slots: Sequence[int]) -> str:
 
 
 def _rows_of_view(
-    reader: StoreReader, view: str, columns: Sequence[str] | None, span: Span, problems: list[str]
+    reader: StoreReader, view: str, columns: Sequence[str] | None, span: TimeRange, problems: list[str]
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the view's schema and rows; unreadable requests are added to *problems*."""
     from quiver.otap.stored import slots_of_view, stored_requests  # noqa: PLC0415

@@ -28,7 +28,7 @@ from quiver.primitives.worker import Worker, WorkerDiedError
 from quiver.settings import Settings
 from quiver.store.opening import open_store
 
-__all__ = ["MODES", "Measured", "Mode", "measure"]
+__all__ = ["MODES", "Measurement", "Mode", "measure"]
 
 Mode = Literal["synced", "shared", "burst"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -48,7 +48,7 @@ _ENTRY = struct.Struct("<IQQI")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """
     The result for one mode, as medians over the rounds.
 
@@ -125,7 +125,7 @@ def measure(
     rounds: int,
     clock: Clock,
     on_progress: Callable[[str], None],
-) -> Measured:
+) -> Measurement:
     """
     Measure *mode* in the empty directory *directory*: log and store alternately, each for *seconds*.
 
@@ -145,7 +145,7 @@ def measure(
         with _store(fs, f"{directory}/store-{mode}-{number}", mode, batch, clock, observer) as ingest:
             stores.append(_run(ingest, mode, seconds, clock, observer))
     ratios = [store.rate / log.rate for store, log in zip(stores, logs, strict=True) if log.rate > 0]
-    return Measured(
+    return Measurement(
         mode,
         _callers(mode),
         rows,

@@ -13,7 +13,7 @@ from quiver.errors import UnknownSubscriberError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quiver.store.reading.listing import Rewound, SubscriberLag
+    from quiver.store.reading.listing import RewindEffect, SubscriberSummary
 
 __all__ = ["subscribers"]
 
@@ -74,10 +74,10 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
     from quiver.cli.reports import reported, since_success  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.reading.listing import subscriber_lags  # noqa: PLC0415
+    from quiver.store.reading.listing import summarize_subscribers  # noqa: PLC0415
 
     now_ns = SYSTEM_CLOCK.now_ns()
-    found = [(root, one) for root in roots for one in subscriber_lags(REAL_FILES, root, now_ns=now_ns)]
+    found = [(root, one) for root in roots for one in summarize_subscribers(REAL_FILES, root, now_ns=now_ns)]
     waiting = [_retries(root, one.subscriber, now_ns) for root, one in found]
     told = [reported(REAL_FILES, [root], one.subscriber) for root, one in found]
     if as_json:
@@ -109,14 +109,14 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def as_dict(one: SubscriberLag) -> dict[str, Any]:
+def as_dict(one: SubscriberSummary) -> dict[str, Any]:
     """Return a standing as plain values."""
     from dataclasses import asdict  # noqa: PLC0415
 
     return asdict(one)
 
 
-def row(one: SubscriberLag) -> dict[str, Any]:
+def row(one: SubscriberSummary) -> dict[str, Any]:
     """Return a standing as a line of a table."""
     return {
         "subscriber": one.subscriber,
@@ -142,7 +142,7 @@ def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
     return asdict(waiting) | {"dead_letters": count_dead_letters(REAL_FILES, root, subscriber)}
 
 
-def _retry_row(one: SubscriberLag, retries: dict[str, Any]) -> dict[str, Any]:
+def _retry_row(one: SubscriberSummary, retries: dict[str, Any]) -> dict[str, Any]:
     from quiver.cli.stats.waiting import when  # noqa: PLC0415
 
     return {
@@ -201,7 +201,7 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
     return done
 
 
-def _forget_retries(root: str, subscriber: str, rewound: Rewound) -> None:
+def _forget_retries(root: str, subscriber: str, rewound: RewindEffect) -> None:
     """Remove skipped bundles from the exporter's retry set, so that they are not retried."""
     from quiver.bundle import BundleRef  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415

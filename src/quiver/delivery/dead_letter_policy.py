@@ -8,9 +8,9 @@ from typing import Literal, get_args
 from quiver.errors import SettingsError
 from quiver.settings import GIB, MIB, Settings, SizeCapPolicy
 
-__all__ = ["DeadLetterPolicy", "Replay"]
+__all__ = ["DeadLetterPolicy", "ReplayMode"]
 
-Replay = Literal["auto", "manual"]
+ReplayMode = Literal["auto", "manual"]
 
 SIZE_CAP_BYTES_MIN = 1 * MIB
 SEGMENT_BYTES_MAX = 8 * MIB
@@ -38,12 +38,12 @@ class DeadLetterPolicy:
     size_cap_bytes: int = 1 * GIB
     size_cap_policy: SizeCapPolicy = "backpressure"
     max_age_s: float | None = None
-    replay: Replay = "auto"
+    replay: ReplayMode = "auto"
 
     def __post_init__(self) -> None:
         if self.size_cap_bytes < SIZE_CAP_BYTES_MIN:
             raise SettingsError(f"dead_letters.size_cap must be at least 1MiB, not {self.size_cap_bytes} bytes")
-        if self.replay not in get_args(Replay):
+        if self.replay not in get_args(ReplayMode):
             raise SettingsError(f"dead_letters.replay: {self.replay!r} is not auto or manual")
         self.settings()
 

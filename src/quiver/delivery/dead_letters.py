@@ -55,7 +55,7 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "OpenDeadLetters",
-    "Replayed",
+    "ReplayedDeadLetter",
     "count_dead_letters",
     "dead_letters_root",
     "exporters_with_dead_letters",
@@ -515,7 +515,7 @@ def _box(fs: FileSystem, path: str, adapter: Adapter) -> Iterator[OpenDeadLetter
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedDeadLetter:
     """The outcome of replaying one dead letter, which is dropped if it was delivered."""
 
     letter: DeadLetter
@@ -524,7 +524,7 @@ class Replayed:
 
 def replay_dead_letters(
     box: OpenDeadLetters, letters: Iterable[DeadLetter], deliver: Callable[[DeadLetter], Outcome]
-) -> Iterator[Replayed]:
+) -> Iterator[ReplayedDeadLetter]:
     """
     Deliver *letters* again, one by one. A delivered one is dropped, durably, before the next is sent.
 
@@ -538,4 +538,4 @@ def replay_dead_letters(
         outcome = deliver(letter)
         if isinstance(outcome, Delivered):
             box.drop({letter.ref})
-        yield Replayed(letter, outcome)
+        yield ReplayedDeadLetter(letter, outcome)

@@ -45,7 +45,7 @@ from quiver.exporters.counts import ExporterCounts
 from quiver.exporters.forward_state import ForwardState
 from quiver.exporters.once import send_once
 from quiver.exporters.parts import ALL_RECORDS, PartSender
-from quiver.exporters.ports import ForwardedHandle, Sender, Source
+from quiver.exporters.ports import ForwardedHandle, RequestSender, Source
 from quiver.exporters.reply import Reply
 from quiver.exporters.requests import bundle_of, requests_of
 from quiver.exporters.settings import RequestSizes
@@ -56,7 +56,7 @@ from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 
-__all__ = ["BundleForwarder", "ForwardState", "ForwardedHandle", "Sender", "Source"]
+__all__ = ["BundleForwarder", "ForwardState", "ForwardedHandle", "RequestSender", "Source"]
 
 POLL_S = 0.2
 """A thread that waits for a bundle checks this often whether to stop."""
@@ -95,7 +95,7 @@ class BundleForwarder:
     def __init__(
         self,
         source: Source,
-        sender: Sender,
+        sender: RequestSender,
         *,
         origin: str = "",
         sizes: RequestSizes | None = None,

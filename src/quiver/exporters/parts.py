@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from quiver.delivery.policy import Permanent
-from quiver.exporters.ports import Sender
+from quiver.exporters.ports import RequestSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.size_limit import SizeLimit
 from quiver.otap.record_split import SplitRequest, split_request
@@ -77,7 +77,7 @@ class PartSender:
         answered: called for each part.
     """
 
-    def __init__(self, sender: Sender, limit: SizeLimit, answered: Answered = lambda *_: None) -> None:
+    def __init__(self, sender: RequestSender, limit: SizeLimit, answered: Answered = lambda *_: None) -> None:
         self.limit = limit
         self._sender = sender
         self._answered = answered

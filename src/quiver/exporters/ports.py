@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from quiver.bundle import Bundle, BundleRef
 from quiver.exporters.reply import Reply
 
-__all__ = ["ForwardedHandle", "Lag", "Sender", "Source"]
+__all__ = ["ForwardedHandle", "Lag", "RequestSender", "Source"]
 
 
 class ForwardedHandle(Protocol):
@@ -68,7 +68,7 @@ class Source(Protocol):
         """Return how far it is behind."""
 
 
-class Sender(Protocol):
+class RequestSender(Protocol):
     """A sender of requests, such as `OtlpGrpcSender` or `OtlpHttpSender`."""
 
     def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:

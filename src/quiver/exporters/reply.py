@@ -28,9 +28,9 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
-__all__ = ["Denied", "Outcome", "Reply", "confirmed_reply", "grpc_reply", "http_reply", "retry_delay_s"]
+__all__ = ["Denied", "Reply", "ReplyOutcome", "confirmed_reply", "grpc_reply", "http_reply", "retry_delay_s"]
 
-Outcome = Literal["confirmed", "retry", "refused"]
+ReplyOutcome = Literal["confirmed", "retry", "refused"]
 Denied = Literal["credentials", "retry", "drop"]
 """Which refusals that are not about the data are retried: of credentials, also of the address, or none."""
 
@@ -81,7 +81,7 @@ class Reply:
         limit_bytes: the size limit that the server stated.
     """
 
-    outcome: Outcome
+    outcome: ReplyOutcome
     reason: str = ""
     message: str = ""
     retry_after_s: float | None = None

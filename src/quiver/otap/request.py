@@ -19,7 +19,7 @@ from quiver.otap.views.schemas import view_name
 from quiver.otap.wire_schema import shell_class
 from quiver.primitives.scan import Damage
 
-__all__ = ["ROWS_BYTES_MAX", "Measured", "Request", "measure_request", "parse_request"]
+__all__ = ["ROWS_BYTES_MAX", "ParsedRequest", "RequestSize", "measure_request", "parse_request"]
 
 ROWS_BYTES_MAX = 256 * 1024 * 1024
 """
@@ -37,7 +37,7 @@ _Accepted = TypeVar("_Accepted")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ParsedRequest:
     """
     A parsed request.
 
@@ -53,14 +53,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RequestSize:
     """The number of rows of a request, and their estimated size in Arrow."""
 
     rows: int
     rows_bytes: int
 
 
-def measure_request(data: bytes | memoryview, signal: str) -> Measured | Damage:
+def measure_request(data: bytes | memoryview, signal: str) -> RequestSize | Damage:
     """
     Return the size of a request's rows, or why the bytes are not a valid request.
 
@@ -75,15 +75,15 @@ def measure_request(data: bytes | memoryview, signal: str) -> Measured | Damage:
         message: Any = shell_class(view).FromString(data)
     except DecodeError:
         read = parse_request(data, view)  # for an error message with the name of the real message
-        return read if isinstance(read, Damage) else Measured(read.rows, read.rows_bytes)
+        return read if isinstance(read, Damage) else RequestSize(read.rows, read.rows_bytes)
     if len(data) > _PART_BYTES_MAX and _largest_part(message) > _PART_BYTES_MAX:
         read = parse_request(data, view)
-        return read if isinstance(read, Damage) else Measured(read.rows, read.rows_bytes)
+        return read if isinstance(read, Damage) else RequestSize(read.rows, read.rows_bytes)
     rows, repeated_bytes = _measure(message, view, len)
-    return _bounded(len(data), rows, repeated_bytes, lambda found: Measured(rows, found))
+    return _bounded(len(data), rows, repeated_bytes, lambda found: RequestSize(rows, found))
 
 
-def parse_request(data: bytes | memoryview, signal: str) -> Request | Damage:
+def parse_request(data: bytes | memoryview, signal: str) -> ParsedRequest | Damage:
     """
     Return the parsed request, or why the bytes are not a valid request. Empty bytes are a request without rows.
 
@@ -98,7 +98,7 @@ def parse_request(data: bytes | memoryview, signal: str) -> Request | Damage:
         reason = str(error).rpartition(": ")[2] or "cannot be parsed"
         return Damage(0, f"not an {kind.DESCRIPTOR.name}: {reason}")
     rows, repeated_bytes = _measure(message, view, _byte_size)
-    return _bounded(len(data), rows, repeated_bytes, lambda found: Request(message, rows, found))
+    return _bounded(len(data), rows, repeated_bytes, lambda found: ParsedRequest(message, rows, found))
 
 
 def _bounded(wire_bytes: int, rows: int, repeated_bytes: int, accept: Callable[[int], _Accepted]) -> _Accepted | Damage:

@@ -11,7 +11,7 @@ from typing import Self
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 
 from quiver.errors import QuiverError, SettingsError
-from quiver.exporters.forward import BundleForwarder, ForwardState, Sender
+from quiver.exporters.forward import BundleForwarder, ForwardState, RequestSender
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.otlp_http import OtlpHttpSender
 from quiver.exporters.reply import Reply
@@ -28,7 +28,7 @@ STOP_S = 5.0
 class _Uninstrumented:
     """A sender hidden from the instrumentation of gRPC and HTTP: each request would create a span to send."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: RequestSender) -> None:
         self._sender = sender
 
     def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
@@ -74,7 +74,7 @@ class Forwarder:
         if not isinstance(to, str | ExporterSettings):
             raise SettingsError(f"to={to!r}: give a URL or ExporterSettings")
         how = ExporterSettings(to) if isinstance(to, str) else to
-        sender: Sender = OtlpGrpcSender(how) if how.protocol == "grpc" else OtlpHttpSender(how)
+        sender: RequestSender = OtlpGrpcSender(how) if how.protocol == "grpc" else OtlpHttpSender(how)
         try:
             self._lease = lease_store(path, settings)
         except BaseException:

@@ -24,7 +24,7 @@ from quiver.store.snapshots.snapshot import (
     CHECKPOINTS_DIR,
     Copied,
     CopyPositions,
-    Part,
+    SnapshotStore,
     places_in,
     restore_parts,
     snapshot_parts,
@@ -58,7 +58,7 @@ def snapshot_pipeline(fs: FileSystem, pipeline: Pipeline, run_dir: Path, target:
             for route in buffer.routes
             if route.name in checkpoints and not _is_remote(checkpoints[route.name])
         }
-        parts.append(Part(buffer.config.path, place, positions))
+        parts.append(SnapshotStore(buffer.config.path, place, positions))
     if not parts:
         raise UsageError(f"{pipeline.source}: none of its buffers exists: {', '.join(_paths(pipeline))}")
     done = snapshot_parts(fs, parts, target, now_ns=now_ns)

@@ -37,7 +37,7 @@ from quiver.store.store import Store
 from quiver.store.subscribers.retry_set import RetrySet
 
 if TYPE_CHECKING:
-    from quiver.exporters.forward import Sender
+    from quiver.exporters.forward import RequestSender
 
 __all__ = ["Forwarding", "sender_of"]
 
@@ -235,7 +235,7 @@ def _undelivered(
     return Undelivered(name, policy, retries=retries, letters=letters, observer=observer)
 
 
-def sender_of(name: str, config: OtlpExporterConfig) -> Sender:
+def sender_of(name: str, config: OtlpExporterConfig) -> RequestSender:
     """
     Return the sender for *config*; *name* is the name of the node.
 

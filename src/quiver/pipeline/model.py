@@ -21,7 +21,7 @@ from quiver.pipeline.config.limits import DiskConfig
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver import ReceiverConfig
 from quiver.pipeline.config.shapes import Edge
-from quiver.pipeline.plugins import Kind, MetricsConfig, PersistenceConfig, Plugin
+from quiver.pipeline.plugins import MetricsConfig, NodeKind, PersistenceConfig, Plugin
 
 __all__ = ["Buffer", "Node", "Pipeline", "Route", "lead_into", "memory_directory"]
 
@@ -41,7 +41,7 @@ class Node:
         return tuple(self.edges)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> NodeKind:
         """Receiver, processor or exporter."""
         return self.plugin.kind
 

@@ -46,8 +46,8 @@ from quiver.settings import Settings
 
 __all__ = [
     "PLUGINS",
-    "Kind",
     "MetricsConfig",
+    "NodeKind",
     "OtapExporterConfig",
     "OtapReceiverConfig",
     "OtlpExporterConfig",
@@ -60,7 +60,7 @@ __all__ = [
     "known_urns",
 ]
 
-Kind = Literal["receiver", "processor", "exporter"]
+NodeKind = Literal["receiver", "processor", "exporter"]
 
 _Checked = TypeVar("_Checked", bound=Config)
 
@@ -77,7 +77,7 @@ class Plugin:
     """
 
     urn: str
-    kind: Kind
+    kind: NodeKind
     model: type[Config] | None
 
     @property
@@ -178,7 +178,7 @@ def _parts(urn: str) -> tuple[str, str, str]:
     parts = urn.removeprefix("urn:").split(":")
     space = parts[0] if len(parts) == 3 else ""
     name, kind = (*parts[-2:], "")[:2]
-    if name in get_args(Kind) and kind not in get_args(Kind):
+    if name in get_args(NodeKind) and kind not in get_args(NodeKind):
         name, kind = kind, name
     return space, name, kind
 

@@ -21,7 +21,7 @@ from quiver.qwp.conf import (
 from quiver.qwp.connection.session import Category, Policy
 from quiver.qwp.format.names import check_sender_id
 from quiver.qwp.slots.dead_letters import DEAD_LETTERS_BYTES_MAX
-from quiver.qwp.slots.ring import Durability, RingSettings
+from quiver.qwp.slots.ring import RingSettings, SfDurability
 from quiver.qwp.wire.message import BATCH_BYTES_DEFAULT, SCHEMAS_MAX, Dialect
 
 __all__ = ["IGNORED_KEYS", "InitialConnect", "SenderSettings"]
@@ -91,7 +91,7 @@ class SenderSettings:
     sender_id: str = "default"
     segment_bytes: int = 4 * _MIB
     bytes_max: int | None = None
-    durability: Durability = "memory"
+    durability: SfDurability = "memory"
     append_deadline_s: float = 30.0
     drain_orphans: bool = False
     drainers_max: int = 4
@@ -315,7 +315,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "sf_max_bytes": ("segment_bytes", parse_size),
     "sf_max_segment_bytes": ("segment_bytes", parse_size),
     "sf_max_total_bytes": ("bytes_max", parse_size),
-    "sf_durability": ("durability", _word(get_args(Durability))),
+    "sf_durability": ("durability", _word(get_args(SfDurability))),
     "sf_append_deadline_millis": ("append_deadline_s", parse_millis),
     "drain_orphans": ("drain_orphans", parse_bool),
     "max_background_drainers": ("drainers_max", _count(0)),

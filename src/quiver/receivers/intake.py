@@ -32,7 +32,7 @@ from quiver.receivers.request_window import RequestWindow
 from quiver.receivers.settings import OtlpSettings
 from quiver.receivers.zstd_frames import inflate_zstd
 
-__all__ = ["CONFIRMED", "Encoding", "IntakeStore", "OtlpIntake", "Outcome", "Verdict", "Window"]
+__all__ = ["CONFIRMED", "Encoding", "IntakeOutcome", "IntakeResult", "IntakeStore", "OtlpIntake", "Window"]
 
 Encoding = Literal["identity", "gzip", "zstd"]
 """The compression of a request."""
@@ -40,7 +40,7 @@ Encoding = Literal["identity", "gzip", "zstd"]
 CONFIRMED = frozenset({"stored", "duplicate", "empty"})
 """The outcomes that clients receive as success."""
 
-Outcome = Literal["stored", "duplicate", "empty", "invalid", "too_large", "full", "unavailable"]
+IntakeOutcome = Literal["stored", "duplicate", "empty", "invalid", "too_large", "full", "unavailable"]
 
 _RETRY_S_MAX = 30.0
 _UNAVAILABLE_RETRY_S = 5.0
@@ -65,7 +65,7 @@ class IntakeStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class IntakeResult:
     """
     The answer to a request.
 
@@ -77,7 +77,7 @@ class Verdict:
         warning: the parts of a confirmed request that could not be stored; empty if all were.
     """
 
-    outcome: Outcome
+    outcome: IntakeOutcome
     message: str = ""
     retry_after_s: float | None = None
     warning: str = ""
@@ -165,7 +165,7 @@ class OtlpIntake:
         encoding: Encoding = "identity",
         json: bool = False,
         headers: Iterable[tuple[str, str | bytes]] = (),
-    ) -> Verdict:
+    ) -> IntakeResult:
         """
         Check *data* and store it as one bundle. Never raises for invalid data or for the state of the store.
 
@@ -182,13 +182,13 @@ class OtlpIntake:
 
     def _accept(
         self, signal: str, data: bytes, encoding: Encoding, headers: Iterable[tuple[str, str | bytes]], *, json: bool
-    ) -> Verdict:
+    ) -> IntakeResult:
         if len(data) > self._settings.max_request_bytes:
             return self.too_large(len(data))
         if not json:
             return self._accept_protobuf(signal, data, encoding, headers)
         if not self._json_places.acquire(blocking=False):
-            return Verdict("full", "the maximum number of JSON requests is being processed", _JSON_RETRY_S)
+            return IntakeResult("full", "the maximum number of JSON requests is being processed", _JSON_RETRY_S)
         try:
             with self._json_turn:
                 written = self._inflated(data, encoding)
@@ -196,65 +196,71 @@ class OtlpIntake:
                     written = self._checked(request_from_json(written, signal))
         finally:
             self._json_places.release()
-        return written if isinstance(written, Verdict) else self._accept_protobuf(signal, written, "identity", headers)
+        return (
+            written
+            if isinstance(written, IntakeResult)
+            else self._accept_protobuf(signal, written, "identity", headers)
+        )
 
     def _accept_protobuf(
         self, signal: str, data: bytes, encoding: Encoding, headers: Iterable[tuple[str, str | bytes]]
-    ) -> Verdict:
+    ) -> IntakeResult:
         names = self._settings.capture_headers
         with self._opening:
             opened = self._inflated(data, encoding)
             if names and isinstance(opened, bytes):
                 opened = self._checked(add_headers(opened, signal, headers, names=names))
-            if isinstance(opened, Verdict):
+            if isinstance(opened, IntakeResult):
                 return opened
             try:
                 self._budget.reserve(len(opened))
             except CapacityError as full:
-                return Verdict("full", str(full), full.retry_after_s)
+                return IntakeResult("full", str(full), full.retry_after_s)
         try:
             return self._once(signal, opened)
         finally:
             self._budget.release(len(opened))
 
-    def _inflated(self, data: bytes, encoding: Encoding) -> bytes | Verdict:
+    def _inflated(self, data: bytes, encoding: Encoding) -> bytes | IntakeResult:
         if encoding == "identity":
             return data
         size_max = self._settings.max_decompressed_bytes
         inflated = inflate(data, size_max=size_max) if encoding == "gzip" else inflate_zstd(data, size_max=size_max)
         if inflated is None:
             return self._too_large_inside()
-        return Verdict("invalid", inflated.reason) if isinstance(inflated, Damage) else inflated
+        return IntakeResult("invalid", inflated.reason) if isinstance(inflated, Damage) else inflated
 
-    def _checked(self, written: bytes | Damage) -> bytes | Verdict:
+    def _checked(self, written: bytes | Damage) -> bytes | IntakeResult:
         """Return the protobuf to store instead of the original request, or why it is refused."""
         if isinstance(written, Damage):
-            return Verdict("invalid", written.reason)
+            return IntakeResult("invalid", written.reason)
         return self._too_large_inside() if len(written) > self._settings.max_decompressed_bytes else written
 
-    def _too_large_inside(self) -> Verdict:
+    def _too_large_inside(self) -> IntakeResult:
         size_max = self._settings.max_decompressed_bytes
-        return Verdict("too_large", f"the request is too large: the limit is {size_max} bytes after decompression")
+        return IntakeResult("too_large", f"the request is too large: the limit is {size_max} bytes after decompression")
 
-    def too_large(self, size: int | None) -> Verdict:
+    def too_large(self, size: int | None) -> IntakeResult:
         """Return the answer to a request of *size* bytes (None: unknown) that exceeds the limit."""
         took = "more" if size is None else f"{size} bytes"
-        return Verdict("too_large", f"the request has {took}; the maximum is {self._settings.max_request_bytes} bytes")
+        return IntakeResult(
+            "too_large", f"the request has {took}; the maximum is {self._settings.max_request_bytes} bytes"
+        )
 
-    def _once(self, signal: str, data: bytes) -> Verdict:
+    def _once(self, signal: str, data: bytes) -> IntakeResult:
         if not data:
-            return Verdict("empty")
+            return IntakeResult("empty")
         window = self._window
         if window is None:
             return self._keep(signal, data)[0]
         digest = request_digest(OTLP_SLOTS[signal], data, as_tables=self._settings.otlp_handling != "pass_through")
         try:
             if not window.begin(digest):
-                return Verdict("duplicate")
+                return IntakeResult("duplicate")
         except CapacityError as full:
-            return Verdict("full", str(full), self._retry_after(full.retry_after_s))
+            return IntakeResult("full", str(full), self._retry_after(full.retry_after_s))
         except QuiverError as error:
-            return Verdict("unavailable", str(error), _UNAVAILABLE_RETRY_S)
+            return IntakeResult("unavailable", str(error), _UNAVAILABLE_RETRY_S)
         stored, receipt = False, None
         try:
             verdict, receipt = self._keep(signal, data)
@@ -263,18 +269,18 @@ class OtlpIntake:
             window.finish(digest, stored=stored, receipt=receipt, durable=stored and self._settings.ack == "synced")
         return verdict
 
-    def _keep(self, signal: str, data: bytes) -> tuple[Verdict, Any]:
+    def _keep(self, signal: str, data: bytes) -> tuple[IntakeResult, Any]:
         """Store a request. Return the answer, and the store's receipt for the last part of it."""
         with self._opening:
             made = self._bundles(signal, data)
         if isinstance(made, Damage):
-            return Verdict("invalid", made.reason), None
+            return IntakeResult("invalid", made.reason), None
         bundles, warning = made
         receipt = None
         try:
             fresh, digests = self._fresh(bundles)
             if bundles and not fresh:
-                return Verdict("duplicate", warning=warning), None
+                return IntakeResult("duplicate", warning=warning), None
             for index, bundle in enumerate(fresh, 1):
                 # A receipt for the last part covers all earlier parts.
                 durable = self._settings.ack == "synced" and index == len(fresh)
@@ -282,16 +288,16 @@ class OtlpIntake:
                 if digests and self._window is not None:
                     self._window.remember(digests[index - 1], receipt=receipt, durable=durable)
         except CapacityError as full:
-            return Verdict("full", str(full), self._retry_after(full.retry_after_s)), None
+            return IntakeResult("full", str(full), self._retry_after(full.retry_after_s)), None
         except BundleTooLargeError as large:
-            return Verdict("too_large", str(large)), None
+            return IntakeResult("too_large", str(large)), None
         except InvalidBundleError as invalid:
-            return Verdict("invalid", str(invalid)), None
+            return IntakeResult("invalid", str(invalid)), None
         except (QuiverError, OSError) as error:
             # The store failed or is closed: the request may not be stored, so the client must keep it.
-            return Verdict("unavailable", str(error), _UNAVAILABLE_RETRY_S), None
+            return IntakeResult("unavailable", str(error), _UNAVAILABLE_RETRY_S), None
         self._full_since = None
-        return Verdict("stored", warning=warning), receipt
+        return IntakeResult("stored", warning=warning), receipt
 
     def _fresh(self, bundles: Sequence[Bundle]) -> tuple[Sequence[Bundle], Sequence[bytes]]:
         """

@@ -30,11 +30,11 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import Worker
 from quiver.receivers.polled_settings import StoreReceiverSettings
 from quiver.store.cold.files import ColdFiles
-from quiver.store.reading.cores import CoresSubscription
-from quiver.store.reading.partitions import Span
+from quiver.store.reading.cores import CoresStreamSubscriber
+from quiver.store.reading.partitions import BundleRange
 from quiver.store.reading.segments import SegmentList, store_roots
 from quiver.store.reading.stream_options import SourceOptions, parse_options
-from quiver.store.reading.subscription import Subscription
+from quiver.store.reading.stream_subscriber import StreamSubscriber
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.store import Store
 
@@ -51,10 +51,10 @@ _log = logging.getLogger("quiver.pipeline")
 
 @dataclass(slots=True)
 class _Batch:
-    """The current batch: its end, what remains of it, and how many bundles of the first span are stored."""
+    """The current batch: its end, what remains of it, and how many bundles of the first range are stored."""
 
     end: Mapping[str, Any]
-    spans: deque[Span]
+    ranges: deque[BundleRange]
     stored: int = 0
     bundles: int = 0
 
@@ -97,7 +97,7 @@ class StoreReceiver:
                 "failOnDataLoss": "false",
             }
         )
-        self._subscription: Subscription | CoresSubscription | None = None
+        self._subscriber: StreamSubscriber | CoresStreamSubscriber | None = None
         self._position: Mapping[str, Any] = {}
         self._batch: _Batch | None = None
         self._reported = ""
@@ -124,65 +124,67 @@ class StoreReceiver:
         Raises:
             QuiverError, OSError: nothing more was confirmed; the next call continues from there.
         """
-        subscription = self._subscription
-        if subscription is None:
-            subscription = self._subscription = self._subscribe()
-            self._position = subscription.initial()
+        subscriber = self._subscriber
+        if subscriber is None:
+            subscriber = self._subscriber = self._subscribe()
+            self._position = subscriber.initial()
         batch = self._batch
         if batch is None:
-            end = subscription.latest(self._position, unlimited=False)
+            end = subscriber.latest(self._position, unlimited=False)
             if end == self._position:
                 return 0
-            spans = (span for group in subscription.plan(self._position, end) for span in group)
-            batch = self._batch = _Batch(end, deque(sorted(spans, key=lambda one: (one.path, one.start))))
-        while batch.spans:
-            if not self._store_span(batch.spans[0], batch):
+            ranges = (bundle_range for group in subscriber.plan(self._position, end) for bundle_range in group)
+            batch = self._batch = _Batch(end, deque(sorted(ranges, key=lambda one: (one.path, one.start))))
+        while batch.ranges:
+            if not self._store_range(batch.ranges[0], batch):
                 return 0  # stopped while the store was full: the batch will be read again
-            batch.spans.popleft()
+            batch.ranges.popleft()
             batch.stored = 0
         self._store.sync()
-        subscription.commit(batch.end)  # if the disk there is full, only this is retried
+        subscriber.commit(batch.end)  # if the disk there is full, only this is retried
         self._position, self._batch = batch.end, None
         return batch.bundles
 
-    def _subscribe(self) -> Subscription | CoresSubscription:
+    def _subscribe(self) -> StreamSubscriber | CoresStreamSubscriber:
         roots = store_roots(self._fs, self._options.path)
         if None in roots:
             return self._subscribe_to(self._options, self._options.path)
         later = replace(self._options, starting="earliest")  # for new cores, which start empty
-        return CoresSubscription(
+        return CoresStreamSubscriber(
             self._fs,
             self._options,
             lambda root, is_first: self._subscribe_to(self._options if is_first else later, root),
             parallelism=1,
         )
 
-    def _subscribe_to(self, options: SourceOptions, root: str) -> Subscription:
+    def _subscribe_to(self, options: SourceOptions, root: str) -> StreamSubscriber:
         segments = SegmentList(self._fs, root, slots=None, fail_on_data_loss=False, clock=self._clock)
         own = replace(options, path=root)
-        return Subscription(self._fs, own, segments, parallelism=1, clock=self._clock, observer=self._observer)
+        return StreamSubscriber(self._fs, own, segments, parallelism=1, clock=self._clock, observer=self._observer)
 
-    def _store_span(self, span: Span, batch: _Batch) -> bool:
-        """Store the remaining bundles of one span. Return False if the receiver was stopped before all were stored."""
-        first = span.start + batch.stored
+    def _store_range(self, bundle_range: BundleRange, batch: _Batch) -> bool:
+        """Store the remaining bundles of one range. Return False if the receiver was stopped before all were stored."""
+        first = bundle_range.start + batch.stored
         try:
-            reader = SegmentReader.open(self._fs, span.path)
+            reader = SegmentReader.open(self._fs, bundle_range.path)
         except FileNotFoundError:
-            self._skip(span.path, "the segment was dropped by policy before it was read", span.stop - first)
+            self._skip(
+                bundle_range.path, "the segment was dropped by policy before it was read", bundle_range.stop - first
+            )
             return True
         except CorruptionError as damage:
-            self._skip(span.path, str(damage), span.stop - first)
+            self._skip(bundle_range.path, str(damage), bundle_range.stop - first)
             return True
         try:
             reader.verify()
-            for index in range(first, span.stop):
+            for index in range(first, bundle_range.stop):
                 bundle = Bundle(reader.bundle(index), ingested_at_ns=reader.ingested_at_ns(index))
-                if not self._store_one(bundle, f"{span.path}, bundle {index}"):
+                if not self._store_one(bundle, f"{bundle_range.path}, bundle {index}"):
                     return False
                 batch.stored += 1
                 batch.bundles += 1
         except CorruptionError as damage:
-            self._skip(span.path, str(damage), span.stop - span.start - batch.stored)
+            self._skip(bundle_range.path, str(damage), bundle_range.stop - bundle_range.start - batch.stored)
         finally:
             reader.close()
         return True
@@ -206,9 +208,9 @@ class StoreReceiver:
         _log.error("%s: %d bundles are skipped: %s", where, bundles, reason)
 
     def _release(self) -> None:
-        if self._subscription is not None:
-            self._subscription.release()
-            self._subscription = self._batch = None
+        if self._subscriber is not None:
+            self._subscriber.release()
+            self._subscriber = self._batch = None
 
     def _turn(self) -> float | None:
         try:

@@ -70,7 +70,7 @@ __all__ = [
     "Coverage",
     "LogFound",
     "RecoveryLog",
-    "Replay",
+    "WalReplay",
     "continue_log",
     "keep_undecodable",
     "load_cursor",
@@ -256,7 +256,7 @@ class LogFound:
         torn_bytes: bytes after the last valid entry of the active file.
     """
 
-    replay: Replay
+    replay: WalReplay
     rotated: list[RotatedFile] = field(default_factory=list)
     active: WalFileScan | None = None
     is_active_valid: bool = False
@@ -314,7 +314,7 @@ class _LoggedFile:
     because it may be truncated or renamed before it is replayed."""
 
 
-class Replay:
+class WalReplay:
     """
     The entries that no segment contains, in order, with their file. Iterate only once.
 
@@ -379,7 +379,7 @@ def scan_log(
         OSError: a file cannot be read.
     """
     coverage = Coverage(segments, cursor)
-    found = LogFound(Replay(fs, coverage))
+    found = LogFound(WalReplay(fs, coverage))
     previous_end: int | None = None
     for file in find_wal_files(fs, f"{root}/{WAL_DIR}"):
         _check_adapter(file, adapter)

@@ -20,7 +20,7 @@ from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_M
 from quiver.topics.reader import TopicReader
 from quiver.topics.recovery import recover
 from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, WalSettings
-from quiver.topics.wal.files import OnLost, Recovered
+from quiver.topics.wal.files import OnLost, RecoveredWal
 from quiver.topics.wal.writer import Wal
 
 __all__ = ["BatchMessage", "Durable", "Start", "TopicEngine", "as_bytes"]
@@ -71,7 +71,7 @@ class TopicEngine:
         self.syncs_each = not settings.fsync_interval_ms
         """Whether each append waits for its sync."""
         self.codec = MessageCodec(topic, producer_name=producer_name)
-        recovered = Recovered(next_offset=next_offset_min, first_offset=next_offset_min)
+        recovered = RecoveredWal(next_offset=next_offset_min, first_offset=next_offset_min)
         if directory is not None:
             recovered = recover(
                 fs, directory, file_name=settings.file_name, observer=observer, next_offset_min=next_offset_min

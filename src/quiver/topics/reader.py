@@ -31,7 +31,7 @@ from quiver.topics.cache import MessageCache
 from quiver.topics.cold.pieces import ColdLost, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import Message, MessageCodec
-from quiver.topics.wal.files import FrameScanner, Good, Lost, OnLost, Span, quarantine_damage
+from quiver.topics.wal.files import FrameScanner, Good, Lost, OnLost, ReadStart, quarantine_damage
 from quiver.topics.wal.writer import Wal
 
 __all__ = ["TopicReader"]
@@ -77,7 +77,7 @@ class TopicReader:
         self._buffer: deque[Message] = deque()
         self._fetched = offset
         self._scanner: FrameScanner | None = None
-        self._span: Span | None = None
+        self._span: ReadStart | None = None
         self._closed = False
         # ``async for`` fetches in a thread, which continues when its task is cancelled: the next task must not fetch
         # the same messages again.

@@ -32,7 +32,7 @@ from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import is_zero
 from quiver.topics.format.checkpoint import CHECKPOINT_BYTES_MAX, WalCheckpoint
 from quiver.topics.format.names import QUARANTINE_DIR, WAL_CHECKPOINT
-from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost, Recovered, WalFile, quarantine_damage
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost, RecoveredWal, WalFile, quarantine_damage
 from quiver.topics.wal.local_files import LocalFile, base_name_of, in_ranges, load_checkpoint, local_files
 
 __all__ = ["recover"]
@@ -42,7 +42,7 @@ _REWRITE_BYTES = 4 * 1024 * 1024
 
 def recover(
     fs: FileSystem, directory: str, *, file_name: str, observer: Observer, next_offset_min: int = 0
-) -> Recovered:
+) -> RecoveredWal:
     """
     Recover a topic's directory and return where to continue.
 
@@ -63,7 +63,7 @@ def recover(
 
 def _recover_files(
     fs: FileSystem, directory: str, *, file_name: str, observer: Observer, next_offset_min: int
-) -> Recovered:
+) -> RecoveredWal:
     checkpoint = _checkpoint_or_none(fs, directory, observer)
     if checkpoint is not None and (called := base_name_of(checkpoint)) not in {file_name, None}:
         # With another name the topic would start from the beginning, next to its existing files.
@@ -89,7 +89,7 @@ def _recover_files(
         # There is a file after it, a gap, or its number is not the last: nothing is appended to it.
         return _go_on(fs, tuple(whole), spare, next_offset=max(next_offset, floor), seq=seq)
     active = fs.open_write(whole[-1].path)
-    return Recovered(tuple(whole[:-1]), active, whole[-1].seq, whole[-1].first_offset, end, next_offset, marks)
+    return RecoveredWal(tuple(whole[:-1]), active, whole[-1].seq, whole[-1].first_offset, end, next_offset, marks)
 
 
 def _emptied(fs: FileSystem, spare: list[LocalFile], *, was_synced: bool, observer: Observer) -> list[LocalFile]:
@@ -108,11 +108,11 @@ def _emptied(fs: FileSystem, spare: list[LocalFile], *, was_synced: bool, observ
 
 def _go_on(
     fs: FileSystem, sealed: tuple[WalFile, ...], spare: list[LocalFile], *, next_offset: int, seq: int
-) -> Recovered:
+) -> RecoveredWal:
     if spare:
         active = fs.open_write(spare[0].path)
-        return Recovered(sealed, active, spare[0].seq, next_offset, 0, next_offset)
-    return Recovered(sealed, None, seq, next_offset, 0, next_offset)
+        return RecoveredWal(sealed, active, spare[0].seq, next_offset, 0, next_offset)
+    return RecoveredWal(sealed, None, seq, next_offset, 0, next_offset)
 
 
 def _checkpoint_or_none(fs: FileSystem, directory: str, observer: Observer) -> WalCheckpoint | None:

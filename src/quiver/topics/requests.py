@@ -36,8 +36,8 @@ from quiver.topics.format.names import LOCK_NAME
 from quiver.topics.format.request import (
     REQUEST_BYTES_MAX,
     REQUESTS_DIR,
-    Refusal,
-    Request,
+    CommandFailure,
+    TopicRequest,
     decode_answer,
     decode_request,
     encode_answer,
@@ -57,7 +57,7 @@ _POLL_S = 0.1
 
 
 def perform(
-    store: TopicAdministration, request: Request, *, wait_s: float = 0.0, clock: Clock = SYSTEM_CLOCK
+    store: TopicAdministration, request: TopicRequest, *, wait_s: float = 0.0, clock: Clock = SYSTEM_CLOCK
 ) -> dict[str, Any]:
     """
     Execute *request* on *store*; return its result, as values for JSON.
@@ -172,7 +172,7 @@ class RequestQueue:
         """Return whether there are requests."""
         return any(name.endswith(".request") for name in self._names())
 
-    def serve(self, do: Callable[[Request], Mapping[str, Any]]) -> int:
+    def serve(self, do: Callable[[TopicRequest], Mapping[str, Any]]) -> int:
         """Execute the requests with *do* and answer them; return their number."""
         count = 0
         with self._turn:
@@ -182,7 +182,7 @@ class RequestQueue:
                     count += self._serve_one(parsed[0], do)
         return count
 
-    def _serve_one(self, identity: str, do: Callable[[Request], Mapping[str, Any]]) -> bool:
+    def _serve_one(self, identity: str, do: Callable[[TopicRequest], Mapping[str, Any]]) -> bool:
         taken = self._path(identity, "taken")
         try:
             self._fs.rename(self._path(identity, "request"), taken)
@@ -192,7 +192,7 @@ class RequestQueue:
         if isinstance(found, Frame):
             answer = self._answer(found.value, do)
         else:
-            answer = encode_refusal(Refusal("UsageError", as_damage(found, 0).reason))
+            answer = encode_refusal(CommandFailure("UsageError", as_damage(found, 0).reason))
         with contextlib.suppress(OSError):  # a full disk takes no answer: the request is repeated
             replace_advisory_file(self._fs, self._path(identity, "answer"), answer)
         with contextlib.suppress(OSError):
@@ -200,13 +200,13 @@ class RequestQueue:
         return True
 
     @staticmethod
-    def _answer(request: Request, do: Callable[[Request], Mapping[str, Any]]) -> bytes:
+    def _answer(request: TopicRequest, do: Callable[[TopicRequest], Mapping[str, Any]]) -> bytes:
         try:
             return encode_answer(do(request))
         except (QuiverError, OSError) as error:
-            return encode_refusal(Refusal(type(error).__name__, str(error)))
+            return encode_refusal(CommandFailure(type(error).__name__, str(error)))
         except Exception as error:  # noqa: BLE001 - reported to the requester; the topics continue
-            return encode_refusal(Refusal("QuiverError", f"{request.command} failed: {error!r}"))
+            return encode_refusal(CommandFailure("QuiverError", f"{request.command} failed: {error!r}"))
 
     def _names(self) -> list[str]:
         try:
@@ -221,7 +221,7 @@ class RequestQueue:
 # ── the requesting process ───────────────────────────────────────────────────────────────────────────────
 
 
-def ask(fs: FileSystem, root: str, request: Request, *, wait_s: float, clock: Clock) -> Mapping[str, Any] | None:
+def ask(fs: FileSystem, root: str, request: TopicRequest, *, wait_s: float, clock: Clock) -> Mapping[str, Any] | None:
     """
     Ask the process that has the topics below *root* open to execute *request*; return the result.
 
@@ -269,7 +269,7 @@ def _result(data: bytes) -> Mapping[str, Any]:
     found = decode_answer(data)
     if not isinstance(found, Frame):
         raise QuiverError(f"the answer cannot be read: {as_damage(found, len(data)).reason}")
-    if not isinstance(found.value, Refusal):
+    if not isinstance(found.value, CommandFailure):
         return found.value
     kind = getattr(quiver.errors, found.value.kind, QuiverError)
     for known in (UsageError, TransientError):

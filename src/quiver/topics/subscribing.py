@@ -13,7 +13,7 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.forked import refuse_in_children
 from quiver.topics.cold.port import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
-from quiver.topics.dispatch.subscription import DeadLetter, Subscription
+from quiver.topics.dispatch.subscription import DeadLetterWriter, Subscription
 from quiver.topics.engine import Start, TopicEngine
 from quiver.topics.format.message import Message
 from quiver.topics.format.names import (
@@ -239,7 +239,7 @@ class TopicSubscriptions(ABC):
     def _subscription_files(self, log: TopicEngine) -> SubscriptionFiles | None:
         return None if log.wal.directory is None else SubscriptionFiles(self._fs, log.wal.directory)
 
-    def _dead_letter_of(self, topic: str) -> DeadLetter:
+    def _dead_letter_of(self, topic: str) -> DeadLetterWriter:
         def keep(message: Message, *, subscription: str, attempts: int) -> None:
             attributes = {
                 **message.attributes,

@@ -11,7 +11,7 @@ import pytest
 
 import quiver
 from quiver.bundle import BundleRef
-from quiver.cli.stats.top_figures import Sample, Snapshot, fetch_samples, parse_samples, showing
+from quiver.cli.stats.top_figures import PipelineSnapshot, Sample, fetch_samples, parse_samples, showing
 from quiver.errors import TransientError
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -179,13 +179,15 @@ def test_messages_of_quiver_are_shown_first(tmp_path, call):
 def test_undelivered_bundles_are_counted():
     """By exporter, and by what happened to them."""
     labels = (("exporter", "out"), ("how", "halt"))
-    found = showing(Snapshot(1.0, (Sample("quiver_exporter_given_up_total", labels, 2.0),), (), 0, (), ()), None)
+    found = showing(
+        PipelineSnapshot(1.0, (Sample("quiver_exporter_given_up_total", labels, 2.0),), (), 0, (), ()), None
+    )
     assert [(flow.what, flow.of, flow.total) for flow in found.flows] == [("given up", "out halt", 2)]
 
 
 def look(at_s, **counters):
     samples = tuple(Sample(f"quiver_{name}", (), value) for name, value in counters.items())
-    return Snapshot(at_s, samples, (), 0, (), ())
+    return PipelineSnapshot(at_s, samples, (), 0, (), ())
 
 
 def rate_of(now, before):

@@ -9,7 +9,7 @@ from otap_random import random_request
 
 from quiver.otap import decode_requests, view_schema
 from quiver.otap.arrays import FallbackNeededError
-from quiver.otap.request import Measured, measure_request, parse_request
+from quiver.otap.request import RequestSize, measure_request, parse_request
 from quiver.otap.views import view as module
 from quiver.otap.views.columnar import decode_columnar
 from quiver.primitives.scan import Damage
@@ -130,7 +130,7 @@ def test_measuring_agrees_with_parsing(view):
     for seed in range(100):
         data = random_request(view, seed)
         measured, parsed = measure_request(data, view), parse_request(data, view)
-        assert isinstance(measured, Measured)
+        assert isinstance(measured, RequestSize)
         assert not isinstance(parsed, Damage)
         assert measured.rows == parsed.rows
         # One counts the bytes of a schema URL, the other its characters.

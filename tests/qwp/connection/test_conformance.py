@@ -23,7 +23,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Category, DrainerEvent, Policy, Sender, SenderError, SenderSettings
-from quiver.qwp.connection.failover import Backoff, HostState, HostTracker
+from quiver.qwp.connection.failover import HostState, HostTracker, OutageBackoff
 from quiver.qwp.connection.session import (
     Accepted,
     Confirm,
@@ -838,7 +838,7 @@ def test_r3_there_is_no_pause_within_a_round():
 
 def test_r4_pauses_double_and_spread():
     """From b to 2b, up to the cap before the random part, never more than the remaining time."""
-    backoff = Backoff(0.1, 5.0, 300.0, Random(1))
+    backoff = OutageBackoff(0.1, 5.0, 300.0, Random(1))
     assert [backoff.base_s(attempt) for attempt in range(8)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     backoff.start(1000.0)
     for attempt in range(9):
@@ -852,7 +852,7 @@ def test_r4_pauses_double_and_spread():
 
 def test_r5_a_role_rejection_waits_the_first_pause():
     """No doubling and no random part, but the time counts."""
-    backoff = Backoff(0.1, 5.0, 10.0, Random(1))
+    backoff = OutageBackoff(0.1, 5.0, 10.0, Random(1))
     backoff.start(0.0)
     backoff.after_round(0.0, role_reject=False)
     assert backoff.after_round(1.0, role_reject=True) == 0.1
@@ -899,7 +899,7 @@ def test_r7_each_loop_remembers_its_own_host():
 
 def test_r8_success_resets_the_clock():
     """Attempts and time are reset."""
-    backoff = Backoff(0.1, 5.0, 10.0, Random(1))
+    backoff = OutageBackoff(0.1, 5.0, 10.0, Random(1))
     backoff.start(0.0)
     for _ in range(5):
         backoff.after_round(1.0, role_reject=False)

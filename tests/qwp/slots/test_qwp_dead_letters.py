@@ -18,7 +18,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender, SenderSettings
 from quiver.qwp.format import dead_letters as record_format
-from quiver.qwp.format.dead_letters import DeadLetter, encode_dead_letter, find_dead_letter
+from quiver.qwp.format.dead_letters import DeadLetterRecord, encode_dead_letter, find_dead_letter
 from quiver.qwp.format.names import dead_letters_name, number_of_dead_letters
 from quiver.qwp.rows import RowTable
 from quiver.qwp.slots.dead_letter_replay import replay_dead_letters
@@ -43,8 +43,8 @@ PATH = f"{SLOT}/.dead-letters"
 QUICK = "reconnect_initial_backoff_millis=1;reconnect_max_backoff_millis=5;reconnect_max_duration_millis=200;"
 
 
-def letter(number: int, *, size: int = 100, reason: str = "no") -> DeadLetter:
-    return DeadLetter(number, 1_700_000_000_000_000_000 + number, 3, reason, b"QWP1" + b"x" * size)
+def letter(number: int, *, size: int = 100, reason: str = "no") -> DeadLetterRecord:
+    return DeadLetterRecord(number, 1_700_000_000_000_000_000 + number, 3, reason, b"QWP1" + b"x" * size)
 
 
 def disk() -> CrashFileSystem:
@@ -405,7 +405,7 @@ def sf_dir(tmp_path):
     files = DeadLetterFiles(REAL_FILES, str(directory), 1 << 20, clock=ManualClock(), observer=InMemoryObserver())
     for number in range(6):
         data = message(number, number + 10, table="tu"[number % 2], deferred=number == 4)
-        files.keep(DeadLetter(number, 1000 + number, 3, "no such column", data))
+        files.keep(DeadLetterRecord(number, 1000 + number, 3, "no such column", data))
     files.close()
     return tmp_path
 
@@ -443,7 +443,7 @@ def test_a_dead_letter_that_is_refused_again_displaces_no_other_dead_letter(sf_d
         DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 8000, clock=ManualClock(), observer=InMemoryObserver())
     ) as files:
         for number in range(6, 30):
-            files.keep(DeadLetter(number, 1000 + number, 3, "no such column", message(number)))
+            files.keep(DeadLetterRecord(number, 1000 + number, 3, "no such column", message(number)))
     with QwpServer(refuse_odd) as server:
         bounded = replace(settings(server), dead_letters_bytes_max=bytes_max)
         done = replay_dead_letters(bounded, f"{sf_dir}/edge", stored(sf_dir)[9:10])
@@ -459,7 +459,7 @@ def test_large_dead_letters_are_sent_in_pieces_or_stay(sf_dir):
     rows = RowTable("t")
     for value in range(20, 26):
         rows.append({}, {"v": value, "x": "x" * (600 if value == 23 else 90)}, value, bytes_max=10_000)
-    files.keep(DeadLetter(9, 9, 3, "no", bytes(encode_message([rows.pack()]))))
+    files.keep(DeadLetterRecord(9, 9, 3, "no", bytes(encode_message([rows.pack()]))))
     files.close()
     with QwpServer(headers={"X-QWP-Max-Batch-Size": "300"}) as server:
         done = replay_dead_letters(settings(server), f"{sf_dir}/edge", stored(sf_dir))
@@ -537,7 +537,7 @@ def test_export_writes_parquet(sf_dir):
     files = DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 1 << 20, clock=ManualClock(), observer=InMemoryObserver())
     other = RowTable("t")
     other.append({}, {"v": "text", "new": 1.5}, 7, bytes_max=1000)
-    files.keep(DeadLetter(9, 9, 3, "no such type", bytes(encode_message([other.pack()]))))
+    files.keep(DeadLetterRecord(9, 9, 3, "no such type", bytes(encode_message([other.pack()]))))
     files.close()
     out = sf_dir / "not" / "there"
     written = run(sf_dir, "export", "--to", out, "--json")

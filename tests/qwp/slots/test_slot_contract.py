@@ -7,7 +7,7 @@ import pytest
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.qwp.slots.recovery import scan_slot
-from quiver.qwp.slots.ring import Durability, RingSettings
+from quiver.qwp.slots.ring import RingSettings, SfDurability
 from quiver.qwp.slots.slot import Slot, open_slot
 from quiver.testing.clock import ManualClock
 from quiver.testing.log_contract import AppendLogContract
@@ -50,7 +50,7 @@ class SlotAsLog:
 class TestSlotOnFlush(AppendLogContract):
     """Segments of two or three records; durable on request, with a flush."""
 
-    durability: Durability = "flush"
+    durability: SfDurability = "flush"
     segment_bytes = 12_000
 
     def open_log(self, fs: FileSystem) -> SlotAsLog:
@@ -66,7 +66,7 @@ class TestSlotOnFlush(AppendLogContract):
 class TestSlotOnAppend(TestSlotOnFlush):
     """Every append is synced."""
 
-    durability: Durability = "append"
+    durability: SfDurability = "append"
 
 
 @pytest.mark.slow

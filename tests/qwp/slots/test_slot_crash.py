@@ -23,13 +23,13 @@ from quiver.errors import (
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.qwp.format.dead_letters import DeadLetter
+from quiver.qwp.format.dead_letters import DeadLetterRecord
 from quiver.qwp.format.newer import NEWER_RECORD
 from quiver.qwp.format.segment import SegmentHeader, encode_frame_head, encode_segment_header
 from quiver.qwp.format.watermark import encode_watermark
 from quiver.qwp.rows import RowTable
 from quiver.qwp.slots.dead_letters import read_dead_letters
-from quiver.qwp.slots.ring import Durability, RingSettings
+from quiver.qwp.slots.ring import RingSettings, SfDurability
 from quiver.qwp.slots.slot import Slot, find_orphans, mark_failed, memory_slot, open_slot
 from quiver.qwp.wire.message import encode_message
 from quiver.testing.clock import ManualClock
@@ -43,7 +43,12 @@ DIRECTORY = "/sf/edge"
 
 
 def _open(
-    fs: FileSystem, durability: Durability = "flush", *, segment_bytes: int = 512, bytes_max: int = 1 << 20, **more: Any
+    fs: FileSystem,
+    durability: SfDurability = "flush",
+    *,
+    segment_bytes: int = 512,
+    bytes_max: int = 1 << 20,
+    **more: Any,
 ) -> Slot:
     ring = RingSettings(segment_bytes, bytes_max, more.pop("deadline_s", 0.0), durability)
     return open_slot(fs, SF, "edge", ring, observer=InMemoryObserver(), clock=more.pop("clock", ManualClock()), **more)
@@ -357,7 +362,7 @@ def test_a_slot_in_memory_works_like_one_on_disk():
         ring.maintain(force=True)
     assert not ring.acknowledge(3)
     assert ring.allocated_bytes <= 1024
-    slot.keep_dead_letter(DeadLetter(1, 1, 1, "", b""))
+    slot.keep_dead_letter(DeadLetterRecord(1, 1, 1, "", b""))
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "sync_dir", "remove", "rename", "reserve"])
@@ -398,7 +403,7 @@ def test_dead_letters_are_appended():
     """Also after a truncated one; the list has all stored letters."""
     fs = CrashFileSystem()
     slot = _open(fs)
-    letters = [DeadLetter(number, number, 3, f"reason {number}", _payload(number)) for number in range(3)]
+    letters = [DeadLetterRecord(number, number, 3, f"reason {number}", _payload(number)) for number in range(3)]
     for letter in letters[:2]:
         slot.keep_dead_letter(letter)
     path = f"{DIRECTORY}/.dead-letters"

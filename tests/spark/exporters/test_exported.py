@@ -18,7 +18,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.qwp.receiver import QwpReceiver
 from quiver.receivers.qwp.settings import QwpSettings
 from quiver.spark.exporters import tables as exporters
-from quiver.spark.exporters.exported import Exported, Observed, failure_type
+from quiver.spark.exporters.exported import ExportedAmount, Observed, failure_type
 from quiver.spark.exporters.parquet import ParquetExporter
 from quiver.spark.exporters.query import TableBatches
 from quiver.spark.exporters.settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
@@ -139,7 +139,7 @@ def test_any_column_has_a_size(spark):
     observed = Observed(frame)
     assert observed.frame.columns == frame.columns
     observed.frame.write.format("noop").mode("overwrite").save()
-    assert observed.exported() == Exported(1, 4 + 4 + 3 + 1 + 8 + 8 + (1 + 2 + 1))
+    assert observed.exported() == ExportedAmount(1, 4 + 4 + 3 + 1 + 8 + 8 + (1 + 2 + 1))
 
 
 def test_bytes_are_estimated_from_a_sample(spark):
@@ -162,7 +162,7 @@ def test_a_frame_without_rows_or_columns_has_size_zero(spark):
 def test_a_sink_that_reads_nothing_is_not_waited_for(spark, monkeypatch):
     """Spark never has figures for it."""
     monkeypatch.setattr("quiver.spark.exporters.exported.OBSERVED_S", 0.01)
-    assert Observed(spark.range(3)).exported() == Exported()
+    assert Observed(spark.range(3)).exported() == ExportedAmount()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from stores import logs_request, seal_requests
 from quiver.bundle import BundleRef
 from quiver.delivery.policy import RetryPolicy, Transient
 from quiver.errors import InvariantError
-from quiver.spark.exporters.parquet_commit import ExportCommitter, Part, part_prefix
+from quiver.spark.exporters.parquet_commit import ExportCommitter, StagedFile, part_prefix
 from quiver.spark.exporters.retry_queue import RetryQueue
 from quiver.spark.processors.bad_bundle_filter import BadBundleFilter
 from quiver.testing.crashfs import CrashFileSystem
@@ -54,8 +54,8 @@ def test_a_batch_is_committed_once():
     committer.recover()
     for attempt in "ab":
         fs.create(f"/out/logs/{part_prefix(QUERY, 3)}{attempt}.part").close()
-    committer.commit(3, [Part("logs", f"{part_prefix(QUERY, 3)}a.part", 1, 0)], {})
+    committer.commit(3, [StagedFile("logs", f"{part_prefix(QUERY, 3)}a.part", 1, 0)], {})
     before = fs.list_dir("/out/logs")
     with pytest.raises(InvariantError, match="batch 3 is committed once: its record names the files that count"):
-        committer.commit(3, [Part("logs", f"{part_prefix(QUERY, 3)}b.part", 1, 0)], {})
+        committer.commit(3, [StagedFile("logs", f"{part_prefix(QUERY, 3)}b.part", 1, 0)], {})
     assert fs.list_dir("/out/logs") == before

@@ -11,7 +11,7 @@ from quiver.errors import PipelineError, SettingsError
 from quiver.pipeline.graph import load_pipeline
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.parquet import ParquetExporter, PartWriter
-from quiver.spark.exporters.parquet_commit import ExportCommitter, Part
+from quiver.spark.exporters.parquet_commit import ExportCommitter, StagedFile
 from quiver.spark.exporters.settings import FileSettings
 from quiver.spark.exporters.tables import _FileTask
 
@@ -59,7 +59,7 @@ def test_commit_records_have_the_mode_of_the_files(tmp_path):
     (tmp_path / "logs" / "p.part").write_bytes(b"")
     committer = ExportCommitter(REAL_FILES, str(tmp_path), query_id="q", stores=["s"], subscriber="x", file_mode=0o600)
     committer.recover()
-    committer.commit(0, [Part("logs", "p.part", 0, 0)], {})
+    committer.commit(0, [StagedFile("logs", "p.part", 0, 0)], {})
     assert modes(tmp_path)["0000000000.json"] == "0o600"
 
 

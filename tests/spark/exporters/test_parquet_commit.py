@@ -11,7 +11,7 @@ from quiver.spark.exporters.parquet_commit import (
     RECORDS_KEPT,
     ExportCommitter,
     ExportRecord,
-    Part,
+    StagedFile,
     committed_individually,
     individual_id,
     part_prefix,
@@ -39,7 +39,7 @@ def write_parts(fs, query_id, batch, attempt, tables=("logs", "spans")):
         file.pwrite(f"rows of {table} {batch}".encode(), 0)
         file.sync()
         file.close()
-        parts.append(Part(table, name, 1, len(f"rows of {table} {batch}")))
+        parts.append(StagedFile(table, name, 1, len(f"rows of {table} {batch}")))
     return parts
 
 

@@ -7,7 +7,7 @@ from quiver.primitives.disk.real_files import REAL_FILES, RealFileSystem
 from quiver.store.reading.checkpoint import Checkpoint, is_local, repair_checkpoint
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
-from quiver.store.reading.subscription import Subscription
+from quiver.store.reading.stream_subscriber import StreamSubscriber
 
 
 class Syncs(RealFileSystem):
@@ -49,23 +49,23 @@ def test_offsets_are_synced_before_a_batch_is_read_and_commits_before_it_is_ackn
     store.rows(2)
     options = parse_options({"path": store.root, "slot": "30", "subscriber": "exp", "checkpoint": str(root)})
     segments = SegmentList(REAL_FILES, store.root, slots=frozenset({30}), fail_on_data_loss=True)
-    subscription = Subscription(fs, options, segments, parallelism=1)
-    start = subscription.initial()
-    end = subscription.latest(start, unlimited=True)
+    subscriber = StreamSubscriber(fs, options, segments, parallelism=1)
+    start = subscriber.initial()
+    end = subscriber.latest(start, unlimited=True)
     begin(root)
     spark_writes(root, "offsets", 0)
     fs.noted.clear()
-    subscription.plan(start, end)
-    subscription.plan(start, end)
+    subscriber.plan(start, end)
+    subscriber.plan(start, end)
     assert [path for path in fs.noted if path.startswith(str(root))].count(f"{root}/offsets") == 1
     assert str(root) in fs.noted
 
     spark_writes(root, "commits", 0)
     fs.noted.clear()
-    subscription.commit(end)
+    subscriber.commit(end)
     progress = [at for at, path in enumerate(fs.noted) if path == store.root]
     assert fs.noted.index(f"{root}/commits") < progress[0]
-    subscription.release()
+    subscriber.release()
 
 
 def test_empty_files_at_the_end_are_removed(tmp_path):

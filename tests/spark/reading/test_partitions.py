@@ -10,7 +10,7 @@ from quiver.store.reading.partitions import (
     SegmentSummary,
     end_of,
     pack,
-    spans_between,
+    ranges_between,
     take,
 )
 
@@ -21,8 +21,12 @@ def segment(number, bundles, size=1000, rows=None):
     return SegmentSummary(number, f"s/{number}", bundles, size, bundles if rows is None else rows)
 
 
-def bundles_of(spans):
-    return [(span.segment, index) for span in spans for index in range(span.start, span.stop)]
+def bundles_of(ranges):
+    return [
+        (bundle_range.segment, index)
+        for bundle_range in ranges
+        for index in range(bundle_range.start, bundle_range.stop)
+    ]
 
 
 def test_a_batch_ends_at_the_first_limit():
@@ -79,29 +83,29 @@ def test_batches_cover_everything_once_and_in_order(segments, bundles_max, bytes
         end = take(segments, position, limits)
         if end == position:
             break
-        spans = spans_between(segments, position, end)
-        assert 1 <= len(bundles_of(spans)) <= bundles_max
-        packed = pack(spans, parallelism=parallelism, partitions_min=at_least)
+        ranges = ranges_between(segments, position, end)
+        assert 1 <= len(bundles_of(ranges)) <= bundles_max
+        packed = pack(ranges, parallelism=parallelism, partitions_min=at_least)
         assert all(packed)
         assert len(packed) <= max(parallelism, at_least, 1)
-        assert bundles_of([span for part in packed for span in part]) == bundles_of(spans)
-        seen += bundles_of(spans)
+        assert bundles_of([bundle_range for part in packed for bundle_range in part]) == bundles_of(ranges)
+        seen += bundles_of(ranges)
         position = end
     assert seen == [(s.segment, i) for s in segments for i in range(s.bundle_count)]
 
 
 def test_small_batches_are_one_task_and_large_ones_fill_the_cores():
     """A second task has to be worth its start."""
-    small = spans_between([segment(1, 100, 1 * MIB)], BundleRef(0, 0), BundleRef(2, 0))
+    small = ranges_between([segment(1, 100, 1 * MIB)], BundleRef(0, 0), BundleRef(2, 0))
     assert len(pack(small, parallelism=8)) == 1
-    large = spans_between([segment(1, 100, 8 * PARTITION_BYTES_MIN)], BundleRef(0, 0), BundleRef(2, 0))
+    large = ranges_between([segment(1, 100, 8 * PARTITION_BYTES_MIN)], BundleRef(0, 0), BundleRef(2, 0))
     parts = pack(large, parallelism=4)
-    assert [sum(span.stop - span.start for span in part) for part in parts] == [25, 25, 25, 25]
+    assert [sum(bundle_range.stop - bundle_range.start for bundle_range in part) for part in parts] == [25, 25, 25, 25]
 
 
 def test_the_minimum_of_partitions_is_reached_if_there_are_enough_bundles():
     """`minPartitions` is a hint: bundles are never divided."""
-    spans = spans_between([segment(1, 3, 10)], BundleRef(0, 0), BundleRef(2, 0))
-    assert len(pack(spans, parallelism=1, partitions_min=2)) == 2
-    assert len(pack(spans, parallelism=1, partitions_min=9)) == 3
+    ranges = ranges_between([segment(1, 3, 10)], BundleRef(0, 0), BundleRef(2, 0))
+    assert len(pack(ranges, parallelism=1, partitions_min=2)) == 2
+    assert len(pack(ranges, parallelism=1, partitions_min=9)) == 3
     assert pack([], parallelism=4, partitions_min=4) == []

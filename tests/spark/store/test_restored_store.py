@@ -11,7 +11,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.store_files import StoreFiles
 from quiver.store.reading.stream_options import parse_options
-from quiver.store.reading.subscription import Subscription
+from quiver.store.reading.stream_subscriber import StreamSubscriber
 from quiver.store.snapshots.snapshot import restore, snapshot
 from quiver.testing.clock import ManualClock
 
@@ -40,7 +40,7 @@ class Query:
         """Read and commit all data, and return the segments that were read."""
         parsed = parse_options({"path": self.root, "slot": "30", "subscriber": "exp", **options})
         segments = SegmentList(REAL_FILES, self.root, slots=None, fail_on_data_loss=parsed.fail_on_data_loss)
-        source = Subscription(REAL_FILES, parsed, segments, parallelism=1, clock=ManualClock())
+        source = StreamSubscriber(REAL_FILES, parsed, segments, parallelism=1, clock=ManualClock())
         try:
             start = source.initial() if self.checkpoint is None else self.checkpoint
             end = source.latest(start, unlimited=True)

@@ -7,7 +7,7 @@ from cold_rig import TOPIC, Rig, append, check_tidy, expected, read, settings
 
 from quiver.errors import DirectoryInUseError, FencedError, ObjectsUnavailableError, UsageError
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.format.request import Request
+from quiver.topics.format.request import TopicRequest
 from quiver.topics.requests import perform
 from quiver.topics.settings import TopicSettings, UploaderSettings
 
@@ -186,7 +186,7 @@ def test_commands_wait_for_owners_that_may_be_dead(topic):
     dead.open()
     dead.store.topic("a/b")
     first.open_store()
-    request = Request("unload", {"topic": topic})
+    request = TopicRequest("unload", {"topic": topic})
     began = first.clock.monotonic()
     found = perform(first.store, request, wait_s=301, clock=first.clock)["topics"]
     assert {row["topic"]: row["next_offset"] for row in found} == ({TOPIC: 5} if topic else {"a/b": 5, TOPIC: 5})

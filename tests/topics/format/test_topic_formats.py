@@ -29,8 +29,8 @@ from quiver.topics.format.frame import (
 from quiver.topics.format.message import Message, MessageCodec, decode_message
 from quiver.topics.format.request import (
     REQUEST_BYTES_MAX,
-    Refusal,
-    Request,
+    CommandFailure,
+    TopicRequest,
     decode_answer,
     decode_request,
     encode_answer,
@@ -326,25 +326,25 @@ def noted(line):
 
 def test_requests_and_answers_round_trip():
     """Their bytes are fixed; fields of a later version are ignored."""
-    request = Request("seek", {"topic": "default/orders", "subscription": "billing", "start": 1200})
+    request = TopicRequest("seek", {"topic": "default/orders", "subscription": "billing", "start": 1200})
     assert encode_request(request) == noted(
         b'{"quiver_topic_request": 1, "command": "seek", "arguments": '
         b'{"topic": "default/orders", "subscription": "billing", "start": 1200}}'
     )
     assert encode_answer({"offset": 1200}) == noted(b'{"quiver_topic_answer": 1, "result": {"offset": 1200}}')
-    refusal = Refusal("UsageError", "no such topic")
+    refusal = CommandFailure("UsageError", "no such topic")
     assert encode_refusal(refusal) == noted(b'{"quiver_topic_answer": 1, "error": ["UsageError", "no such topic"]}')
     assert decode_request(encode_request(request)).value == request
     assert decode_answer(encode_answer({"offset": 1200})).value == {"offset": 1200}
     assert decode_answer(encode_refusal(refusal)).value == refusal
     later = noted(b'{"quiver_topic_request": 1, "command": "a", "arguments": {}, "colour": "blue"}')
-    assert decode_request(later).value == Request("a", {})
+    assert decode_request(later).value == TopicRequest("a", {})
 
 
 @pytest.mark.parametrize(("decode", "data"), [
-    (decode_request, encode_request(Request("seek", {"topic": "a/b"}))),
+    (decode_request, encode_request(TopicRequest("seek", {"topic": "a/b"}))),
     (decode_answer, encode_answer({"offset": 1})),
-    (decode_answer, encode_refusal(Refusal("UsageError", "no"))),
+    (decode_answer, encode_refusal(CommandFailure("UsageError", "no"))),
 ])  # fmt: skip
 def test_damaged_requests_and_answers_are_detected(decode, data):
     """Truncations, flips and trailing bytes are detected; an invalid record is damage even if its checksum matches."""

@@ -19,7 +19,7 @@ from quiver.clock import Clock
 from quiver.errors import CorruptionError, StoreClosedError, UnknownRecordError, UsageError
 from quiver.primitives.checksum import crc64_nvme_function
 
-__all__ = ["Durability", "Durable"]
+__all__ = ["DurabilityTracker", "Durable"]
 
 _HALF = 0xFFFF_FFFF
 
@@ -29,7 +29,7 @@ Durable = bool | Literal["object"]
 T = TypeVar("T")
 
 
-class Durability:
+class DurabilityTracker:
     """Answers whether records of one open log survive a power loss, and waits until they do. Thread-safe."""
 
     def __init__(

@@ -19,7 +19,7 @@ from quiver.aof.append.sizing import Sizing
 from quiver.aof.append.work_requests import WorkRequests
 from quiver.aof.config import AofConfig
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader
-from quiver.aof.recovered import Recovered
+from quiver.aof.recovered import RecoveredLog
 from quiver.clock import Clock
 from quiver.invariant import invariant
 
@@ -117,7 +117,7 @@ class SegmentQueue:
         self.next_base_offset = segment.base_offset + segment.size + FOOTER_BYTES
         self.next_base_record_count = segment.base_record_count + segment.record_count
 
-    def start_from(self, recovered: Recovered) -> None:
+    def start_from(self, recovered: RecoveredLog) -> None:
         """Continue where recovery ended; called once, before the first append."""
         with self.lock:
             self.next_segment_id = recovered.next_segment_id

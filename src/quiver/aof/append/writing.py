@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from quiver.aof.append.blocking import BlockedCalls
-from quiver.aof.append.durability import Durability, Durable
+from quiver.aof.append.durability import DurabilityTracker, Durable
 from quiver.aof.append.reservation import Reservation
 from quiver.aof.append.tail import Tail
 from quiver.aof.segment_index import require_id
@@ -22,7 +22,7 @@ class LogWriting:
 
     _tail: Tail
     _blocked_calls: BlockedCalls
-    _durability: Durability
+    _durability: DurabilityTracker
 
     # ---- appending
 

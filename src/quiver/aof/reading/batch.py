@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from quiver.aof.format.record import RECORD_HEAD_BYTES
-from quiver.aof.reading.source import Source
+from quiver.aof.reading.source import ReadableSegment
 from quiver.primitives.checksum import crc64_nvme_function
 from quiver.primitives.scan import Damage
 
@@ -103,7 +103,7 @@ class _FoundRecords:
     damage: Damage | None
 
 
-def read_run(source: Source, offset: int, *, records_max: int) -> tuple[RecordRun, int, Damage | None]:
+def read_run(source: ReadableSegment, offset: int, *, records_max: int) -> tuple[RecordRun, int, Damage | None]:
     """
     Read up to *records_max* records of *source* from *offset* on; return them, their end, and the damage, if any.
 
@@ -129,7 +129,7 @@ def read_run(source: Source, offset: int, *, records_max: int) -> tuple[RecordRu
     return run, end, damage
 
 
-def _alike(source: Source, offset: int, records_max: int) -> _FoundRecords | None:
+def _alike(source: ReadableSegment, offset: int, records_max: int) -> _FoundRecords | None:
     """Read the records with the length of the first one; return None when they are too few."""
     if offset + RECORD_HEAD_BYTES >= source.limit:
         return None
@@ -152,7 +152,7 @@ def _alike(source: Source, offset: int, records_max: int) -> _FoundRecords | Non
     return _FoundRecords(starts, heads[:count], payloads, offset + count * stride, None)
 
 
-def _walked(source: Source, offset: int, records_max: int) -> _FoundRecords:
+def _walked(source: ReadableSegment, offset: int, records_max: int) -> _FoundRecords:
     unpack = _LENGTH.unpack_from
     view, limit = source.view, source.limit
     starts: list[int] = []

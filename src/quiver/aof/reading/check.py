@@ -25,7 +25,7 @@ from quiver.aof.format.sealed_pointer import SealedPointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentFooter, SegmentHeader
 from quiver.aof.format.tier_entry import Residency, TierEntry
 from quiver.aof.reading.files import LogFiles, SegmentFile
-from quiver.aof.reading.manifest import Replayed, replay_manifest
+from quiver.aof.reading.manifest import ReplayedManifest, replay_manifest
 from quiver.aof.reading.status import read_status
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
@@ -285,7 +285,9 @@ def _require_place(copies: Copies, stream_id: int, state: TierState) -> None:
         raise ObjectsUnavailableError("list", folder, reason)
 
 
-def _check_manifest(fs: FileSystem, log: LogFiles, copies: Copies, stream_id: int, replayed: Replayed) -> list[Finding]:
+def _check_manifest(
+    fs: FileSystem, log: LogFiles, copies: Copies, stream_id: int, replayed: ReplayedManifest
+) -> list[Finding]:
     """Return the problems of the manifest log, and the objects that it does not know."""
     folder = f"{log.directory}/{stream_folder(stream_id)}"
     findings = [Finding(path, 0, "damaged", reason) for path, reason in replayed.damaged.items()]

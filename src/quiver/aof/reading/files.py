@@ -42,7 +42,7 @@ from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.format.tier_entry import TierEntry
 from quiver.aof.reading.index import load_index
 from quiver.aof.reading.manifest import replay_manifest
-from quiver.aof.reading.source import TIME_UNKNOWN, Extent, Source
+from quiver.aof.reading.source import TIME_UNKNOWN, Extent, ReadableSegment
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.state import TierState
 from quiver.errors import CorruptionError, UsageError
@@ -261,7 +261,7 @@ class LogFiles:
             if segment_id not in here and end > HEADER_BYTES and (pointer is None or segment_id > pointer.segment_id)
         }
 
-    def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
+    def source(self, segment_id: int, *, durable_only: bool) -> ReadableSegment | None:
         """
         Return the segment with that id, as far as it can be read now; None when there is none.
 
@@ -270,7 +270,7 @@ class LogFiles:
         """
         return self.piece(segment_id, 0, None, durable_only=durable_only)
 
-    def piece(self, segment_id: int, start: int, end: int | None, *, durable_only: bool) -> Source | None:
+    def piece(self, segment_id: int, start: int, end: int | None, *, durable_only: bool) -> ReadableSegment | None:
         """
         Return a segment for reading its records from offset *start* to *end* (None: all).
 
@@ -317,7 +317,7 @@ class LogFiles:
         self._known = (None, TierState())
         return self.tiers().entries.get(entry.segment_id) == entry
 
-    def _of_copy(self, entry: TierEntry, start: int, end: int | None) -> Source:
+    def _of_copy(self, entry: TierEntry, start: int, end: int | None) -> ReadableSegment:
         stop = entry.original_bytes if end is None else min(end, entry.original_bytes)
         name, data, problem = self._copied(entry, start, stop)
         view = memoryview(data)
@@ -326,7 +326,7 @@ class LogFiles:
             padded = bytearray(stop)
             padded[start:stop] = data
             view = memoryview(padded)
-        return Source(
+        return ReadableSegment(
             entry.segment_id, name, view, stop, True, entry.footer.last_timestamp, _extent_of(entry),
             entry.header.base_timestamp, problem,
         )  # fmt: skip
@@ -359,13 +359,13 @@ class LogFiles:
             raise damaged
         return damaged.path, found, damaged.reason
 
-    def _of_damaged_file(self, found: SegmentFile | None, *, durable_only: bool) -> Source | None:
+    def _of_damaged_file(self, found: SegmentFile | None, *, durable_only: bool) -> ReadableSegment | None:
         """Return what can be read of a segment's damaged file, because no copy is better."""
         with contextlib.suppress(CorruptionError):
             return None if found is None else self._of_file(found, durable_only=durable_only)
         return None
 
-    def _of_file(self, found: SegmentFile, *, durable_only: bool) -> Source | None:
+    def _of_file(self, found: SegmentFile, *, durable_only: bool) -> ReadableSegment | None:
         if found.header is None and not found.is_sealed and found.durable <= HEADER_BYTES:
             raise CorruptionError(found.path, 0, found.problem)
         first = max(0, found.name.created_at) if found.header is None else found.header.base_timestamp
@@ -382,7 +382,7 @@ class LogFiles:
         end = max(found.durable, HEADER_BYTES)
         if not found.is_sealed and not durable_only and end <= len(data):
             end = scan_records(data, end, len(data)).end
-        return Source(
+        return ReadableSegment(
             found.name.segment_id, found.path, data, end, found.is_sealed, last, found.extent, first, found.problem,
         )  # fmt: skip
 
@@ -431,7 +431,7 @@ class LogFiles:
         name = next((one for one in self.names() if one.segment_id == segment_id), None)
         return None if name is None else self._segment_file(name, self.pointer(), {})
 
-    def stretch(self, segment_id: int, start: int, end: int | None) -> Source | None:
+    def stretch(self, segment_id: int, start: int, end: int | None) -> ReadableSegment | None:
         """
         Return a segment for reading only the bytes from offset *start* to *end* (None: all).
 

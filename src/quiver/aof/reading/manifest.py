@@ -36,7 +36,7 @@ from quiver.primitives.disk.disk_full import is_full_disk, require_room
 from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import Frame, as_damage
 
-__all__ = ["CHUNK_BYTES", "ManifestLog", "Replayed", "replay_manifest"]
+__all__ = ["CHUNK_BYTES", "ManifestLog", "ReplayedManifest", "replay_manifest"]
 
 CHUNK_BYTES = 256 * 1024
 """A chunk is rotated above this size, or above twice its initial size."""
@@ -46,7 +46,7 @@ _KEPT = 2
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayedManifest:
     """
     The result of replaying the chunks of a stream.
 
@@ -64,7 +64,7 @@ class Replayed:
     last_ms: int | None = None
 
 
-def replay_manifest(fs: FileSystem, root: str, stream_id: int) -> Replayed:
+def replay_manifest(fs: FileSystem, root: str, stream_id: int) -> ReplayedManifest:
     """
     Read the manifest log of a stream without changing it. Uncommitted records are ignored.
 
@@ -72,7 +72,7 @@ def replay_manifest(fs: FileSystem, root: str, stream_id: int) -> Replayed:
         OSError: the disk cannot be read.
     """
     folder = f"{root}/{stream_folder(stream_id)}"
-    found = Replayed()
+    found = ReplayedManifest()
     if not fs.exists(folder):
         return found
     found.indexes = sorted(index for name in fs.list_dir(folder) if (index := parse_chunk_name(name)) is not None)
@@ -86,7 +86,7 @@ def replay_manifest(fs: FileSystem, root: str, stream_id: int) -> Replayed:
     return found
 
 
-def _take(found: Replayed, path: str, index: int, view: memoryview) -> None:
+def _take(found: ReplayedManifest, path: str, index: int, view: memoryview) -> None:
     answer = decode_chunk(view)
     reason = ""
     found.last = None

@@ -23,7 +23,7 @@ from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.reading.resume import resume_after
 from quiver.aof.reading.search import begins_at, unknown_record
-from quiver.aof.reading.source import Extent, Place, Record, Source, Sources
+from quiver.aof.reading.source import Extent, LogPosition, ReadableSegment, ReadableSegments, Record
 from quiver.errors import CorruptionError, DataLossError, ObjectsUnavailableError, UnknownRecordError, UsageError
 from quiver.invariant import invariant
 from quiver.observe import InMemoryObserver, Observer
@@ -47,8 +47,8 @@ class Reader:
     After a `DataLossError` the reader continues after the lost range.
 
     Args:
-        start: the id of a record, or of the place after the last one, or a `Place`: the first record to read. 0 is the
-            first available record.
+        start: the first record to read: its id, the id of the place after the last record, or a `LogPosition`. 0 is
+            the first available record.
         views: return payloads as views of the mapped file: nothing is copied, and the file stays mapped while a view
             exists.
         durable_only: read only synced records.
@@ -62,8 +62,8 @@ class Reader:
 
     def __init__(
         self,
-        sources: Sources,
-        start: int | Place,
+        sources: ReadableSegments,
+        start: int | LogPosition,
         *,
         views: bool = False,
         durable_only: bool = False,
@@ -86,7 +86,7 @@ class Reader:
         """The skipped ranges: the id of the first lost record, and the position where the reader continued."""
         self._segment_id, self._offset = self._start = split_record_id(start if isinstance(start, int) else start[0])
         self._has_begun = False
-        self._current: Source | None = None
+        self._current: ReadableSegment | None = None
         self._is_done = False
         """The segment at the position has no more records."""
         self._losses = 0
@@ -97,9 +97,9 @@ class Reader:
         """Records of the log before the position; None: unknown."""
         self._locate(start)
 
-    def _locate(self, start: int | Place) -> None:
+    def _locate(self, start: int | LogPosition) -> None:
         """Locate the position in the log now, because its segment may be removed before it is read."""
-        if isinstance(start, Place):
+        if isinstance(start, LogPosition):
             self._base, self._count = start.log_bytes - max(self._offset, HEADER_BYTES), start.record_count
         elif start:
             extent = self._sources.extent(self._segment_id)
@@ -161,7 +161,7 @@ class Reader:
 
     # ---- from segment to segment
 
-    def _source(self) -> Source | None:
+    def _source(self) -> ReadableSegment | None:
         """
         Return the segment at the position, or the next readable one; None when there is none yet.
 
@@ -186,7 +186,7 @@ class Reader:
             self._go_to(following)
         return self._current
 
-    def _look_up(self) -> tuple[Source | None, CorruptionError | None]:
+    def _look_up(self) -> tuple[ReadableSegment | None, CorruptionError | None]:
         if self._is_done:
             return None, None
         try:
@@ -194,7 +194,7 @@ class Reader:
         except CorruptionError as damage:
             return None, damage
 
-    def _enter(self, source: Source) -> Source:
+    def _enter(self, source: ReadableSegment) -> ReadableSegment:
         extent = source.extent
         if not self._has_begun and source.complete and self._offset > source.end:
             raise unknown_record(source, self._offset)
@@ -206,7 +206,7 @@ class Reader:
             self._current = source  # looked up once: a damaged copy must not be unpacked for each of its records
         return source
 
-    def _moved_on(self, source: Source) -> bool:
+    def _moved_on(self, source: ReadableSegment) -> bool:
         if not source.complete or self._offset < source.end:
             return False
         self._is_done, self._current = True, None
@@ -275,7 +275,7 @@ class Reader:
 
     # ---- within a segment
 
-    def _walk(self, source: Source) -> Iterator[Record]:
+    def _walk(self, source: ReadableSegment) -> Iterator[Record]:
         view = source.view
         end = source.end
         limit = source.limit
@@ -317,7 +317,7 @@ class Reader:
         if self._count is not None:
             self._count += count
 
-    def _skip_damage(self, source: Source, offset: int, reason: str) -> None:
+    def _skip_damage(self, source: ReadableSegment, offset: int, reason: str) -> None:
         """Skip the damaged record at *offset*, and continue with the next intact one."""
         is_start = (source.segment_id, offset) == self._start
         if is_start and not source.problem and not begins_at(self._sources, source, offset):
@@ -364,7 +364,7 @@ class Reader:
         raise DataLossError(path, offset, f"{what} lost ({reason}); the reader continues at {resume}")
 
 
-def _known_marks(sources: Sources, source: Source) -> Sequence[IndexMark]:
+def _known_marks(sources: ReadableSegments, source: ReadableSegment) -> Sequence[IndexMark]:
     with contextlib.suppress(CorruptionError, ObjectsUnavailableError, OSError):
         return sources.marks(source.segment_id) if source.complete else ()
     return ()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES
 from quiver.aof.format.sparse_index import IndexMark
-from quiver.aof.reading.source import TIME_UNKNOWN, Source
+from quiver.aof.reading.source import TIME_UNKNOWN, ReadableSegment
 from quiver.primitives.checksum import crc64_nvme_function
 
 __all__ = ["Resumed", "end_of_record", "is_believed", "resume_after"]
@@ -43,7 +43,7 @@ class Resumed(NamedTuple):
     lost: int | None
 
 
-def end_of_record(source: Source, offset: int) -> int | None:
+def end_of_record(source: ReadableSegment, offset: int) -> int | None:
     """Return the end of the record at *offset*; None if no record with a matching checksum is there."""
     start = offset + RECORD_HEAD_BYTES
     if start >= source.limit:
@@ -56,13 +56,13 @@ def end_of_record(source: Source, offset: int) -> int | None:
     return stop if (value >> 32) ^ (value & _HALF) == checksum else None
 
 
-def is_believed(source: Source, offset: int) -> bool:
+def is_believed(source: ReadableSegment, offset: int) -> bool:
     """Return whether a record begins at *offset*: its checksum matches, or its length leads to a record or the end."""
     return end_of_record(source, offset) is not None or _end_if_believed(source, offset) is not None
 
 
 def resume_after(
-    source: Source, offset: int, marks: Sequence[IndexMark] = (), *, records_max: int | None = None
+    source: ReadableSegment, offset: int, marks: Sequence[IndexMark] = (), *, records_max: int | None = None
 ) -> Resumed:
     """
     Return where reading continues after the damaged record at *offset*.
@@ -87,7 +87,7 @@ def resume_after(
     return Resumed(source.end, 0, None if records_max is None else records_max + 1)
 
 
-def _end_if_believed(source: Source, offset: int) -> int | None:
+def _end_if_believed(source: ReadableSegment, offset: int) -> int | None:
     """Return the end of the record at *offset* if its length leads to an intact record, or to the end."""
     start = offset + RECORD_HEAD_BYTES
     if start >= source.limit:
@@ -99,7 +99,7 @@ def _end_if_believed(source: Source, offset: int) -> int | None:
     return None
 
 
-def _chain(source: Source, offset: int, places: set[int]) -> tuple[bool, int | None]:
+def _chain(source: ReadableSegment, offset: int, places: set[int]) -> tuple[bool, int | None]:
     """
     Return whether the lengths from the record at *offset* on lead to one of *places*, and the number of records if they
     lead to the end.
@@ -120,7 +120,7 @@ def _chain(source: Source, offset: int, places: set[int]) -> tuple[bool, int | N
     return limit < source.end, None
 
 
-def _candidates(source: Source, start: int) -> Iterator[int]:
+def _candidates(source: ReadableSegment, start: int) -> Iterator[int]:
     """Yield the offsets from *start* on where a record head with a time of this segment may be."""
     first, last = source.first_timestamp, source.last_timestamp
     if last == TIME_UNKNOWN:

@@ -9,7 +9,7 @@ from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.reading.index import before_time
 from quiver.aof.reading.resume import end_of_record, is_believed, resume_after
-from quiver.aof.reading.source import Record, Source, Sources
+from quiver.aof.reading.source import ReadableSegment, ReadableSegments, Record
 from quiver.errors import CorruptionError, UnknownRecordError
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-def read_one(sources: Sources, record_id: int) -> Record:
+def read_one(sources: ReadableSegments, record_id: int) -> Record:
     """
     Return the record with that id.
 
@@ -47,13 +47,13 @@ def read_one(sources: Sources, record_id: int) -> Record:
     return Record(record_id, timestamp, ext_id, source.view[offset + RECORD_HEAD_BYTES : stop].tobytes())
 
 
-def unknown_record(source: Source, offset: int) -> UnknownRecordError:
+def unknown_record(source: ReadableSegment, offset: int) -> UnknownRecordError:
     """Return the error for *offset* of a segment, where no record begins."""
     found = source.segment_id << 32 | offset
     return UnknownRecordError(f"no record {found}: none begins at byte {offset} of segment {source.segment_id}")
 
 
-def begins_at(sources: Sources, source: Source, offset: int) -> bool:
+def begins_at(sources: ReadableSegments, source: ReadableSegment, offset: int) -> bool:
     """Return whether a record of *source* begins at *offset*, according to the lengths of the records before it."""
     at = max((one.offset for one in sources.marks(source.segment_id) if one.offset <= offset), default=HEADER_BYTES)
     while at < offset and at + RECORD_HEAD_BYTES < source.limit:
@@ -62,7 +62,7 @@ def begins_at(sources: Sources, source: Source, offset: int) -> bool:
     return at == offset
 
 
-def require_place(sources: Sources, record_id: int) -> None:
+def require_place(sources: ReadableSegments, record_id: int) -> None:
     """
     Check that *record_id* is a place between records: a record begins there, or none contains it.
 
@@ -89,7 +89,7 @@ def require_place(sources: Sources, record_id: int) -> None:
             return
 
 
-def first_at(sources: Sources, timestamp: int) -> int | None:
+def first_at(sources: ReadableSegments, timestamp: int) -> int | None:
     """
     Return the id of the first record that is not older than *timestamp*; None when all are older.
 
@@ -101,7 +101,7 @@ def first_at(sources: Sources, timestamp: int) -> int | None:
     return _first_at(sources, timestamp, begins=False)
 
 
-def begin_at(sources: Sources, timestamp: int) -> int | None:
+def begin_at(sources: ReadableSegments, timestamp: int) -> int | None:
     """
     Return where a reader of the records from *timestamp* on begins: as `first_at`, but if that record is damaged or
     lost, the place at which the reader reports the loss.
@@ -109,7 +109,7 @@ def begin_at(sources: Sources, timestamp: int) -> int | None:
     return _first_at(sources, timestamp, begins=True)
 
 
-def _first_at(sources: Sources, timestamp: int, *, begins: bool) -> int | None:
+def _first_at(sources: ReadableSegments, timestamp: int, *, begins: bool) -> int | None:
     segment_id = sources.next_segment_id(-1)
     while segment_id is not None:
         last = sources.last_timestamp(segment_id)
@@ -126,7 +126,7 @@ def _first_at(sources: Sources, timestamp: int, *, begins: bool) -> int | None:
     return None
 
 
-def _first_in(sources: Sources, segment_id: int, timestamp: int, *, begins: bool) -> int | None:
+def _first_in(sources: ReadableSegments, segment_id: int, timestamp: int, *, begins: bool) -> int | None:
     marks = sources.marks(segment_id)
     start, behind = before_time(marks, timestamp)
     source = sources.stretch(segment_id, start, None if behind is None else behind + RECORD_HEAD_BYTES)
@@ -156,7 +156,7 @@ def _first_in(sources: Sources, segment_id: int, timestamp: int, *, begins: bool
     return end if begins and whole.complete and end < whole.end else None
 
 
-def heads(source: Source, offset: int) -> Iterator[tuple[int, int]]:
+def heads(source: ReadableSegment, offset: int) -> Iterator[tuple[int, int]]:
     """Yield offset and timestamp of the records of *source* from *offset* on, unverified, up to a length of zero."""
     unpack, view = RECORD_HEAD.unpack_from, source.view
     while offset + RECORD_HEAD_BYTES <= source.limit:
@@ -167,7 +167,7 @@ def heads(source: Source, offset: int) -> Iterator[tuple[int, int]]:
         offset += RECORD_HEAD_BYTES + int(length)
 
 
-def intact_heads(source: Source, offset: int, marks: Sequence[IndexMark]) -> Iterator[tuple[int, int]]:
+def intact_heads(source: ReadableSegment, offset: int, marks: Sequence[IndexMark]) -> Iterator[tuple[int, int]]:
     """Yield offset and timestamp of the records of *source* from *offset* on with matching checksums."""
     while offset < source.end:
         stop = end_of_record(source, offset)

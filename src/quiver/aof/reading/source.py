@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from quiver.aof.format.sparse_index import IndexMark
 
-__all__ = ["TIME_UNKNOWN", "Extent", "Place", "Record", "Source", "Sources"]
+__all__ = ["TIME_UNKNOWN", "Extent", "LogPosition", "ReadableSegment", "ReadableSegments", "Record"]
 
 TIME_UNKNOWN = (1 << 63) - 1
 """The time of the last record of a segment that is still written."""
@@ -31,7 +31,7 @@ class Extent(NamedTuple):
     record_count: int | None
 
 
-class Source(NamedTuple):
+class ReadableSegment(NamedTuple):
     """
     A segment that can be read up to `end`. It is `complete` if no records will follow.
 
@@ -70,7 +70,7 @@ class Record(NamedTuple):
     payload: bytes | memoryview
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """A place in a log: the id of the present or future record there, and the bytes and records before it."""
 
     record_id: int
@@ -78,13 +78,13 @@ class Place(NamedTuple):
     record_count: int
 
 
-class Sources(Protocol):
+class ReadableSegments(Protocol):
     """The segments of a log, for readers."""
 
     directory: str
     """The directory of the log."""
 
-    def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
+    def source(self, segment_id: int, *, durable_only: bool) -> ReadableSegment | None:
         """
         Return the segment with that id, as far as it can be read now; None when there is none.
 
@@ -107,5 +107,5 @@ class Sources(Protocol):
     def marks(self, segment_id: int) -> Sequence[IndexMark]:
         """Return the known starts of records in a sealed segment; nothing for any other."""
 
-    def stretch(self, segment_id: int, start: int, end: int | None) -> Source | None:
+    def stretch(self, segment_id: int, start: int, end: int | None) -> ReadableSegment | None:
         """Return a segment for reading only the bytes from offset *start* to *end* (None: all)."""

@@ -21,7 +21,7 @@ from quiver.aof.reading.files import LogFiles
 from quiver.aof.reading.position import AofBound, AofPosition
 from quiver.aof.reading.resume import is_believed, resume_after
 from quiver.aof.reading.search import begin_at, require_place
-from quiver.aof.reading.source import Source
+from quiver.aof.reading.source import ReadableSegment
 from quiver.errors import CorruptionError, DataLossError, QuiverError, UnknownRecordError
 from quiver.instant import IngestedAt
 
@@ -218,7 +218,7 @@ class LogView:
             at, count = end, count + 1
         return piece.stop, count
 
-    def _source(self, piece: RecordSpan) -> Source | None:
+    def _source(self, piece: RecordSpan) -> ReadableSegment | None:
         try:
             source = self._files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
         except CorruptionError:

@@ -17,7 +17,7 @@ from quiver.store.format.names import (
 )
 from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.limits.tree_bytes import tree_bytes
-from quiver.store.reading.listing import SubscriberLag, find_segments, subscriber_lags
+from quiver.store.reading.listing import SubscriberSummary, find_segments, summarize_subscribers
 
 __all__ = ["CoreStats", "StoreStats", "SubscriberStats", "collect_stats"]
 
@@ -93,14 +93,14 @@ def collect_stats(
         OSError: a file could not be read.
     """
     cores: list[CoreStats] = []
-    lags: dict[str, list[SubscriberLag]] = {}
+    lags: dict[str, list[SubscriberSummary]] = {}
     unreadable: list[str] = []
     roots = instance_roots(fs, root)
     for one in roots:
         if on_progress is not None:
             on_progress(one)
         # Read progress first: acknowledgements and deletions in between make the lag too large, never negative.
-        for found in subscriber_lags(fs, one, now_ns=now_ns):
+        for found in summarize_subscribers(fs, one, now_ns=now_ns):
             lags.setdefault(found.subscriber, []).append(found)
         core, problems = _core(fs, one, now_ns)
         cores.append(core)
@@ -167,7 +167,7 @@ def _wal_sizes(fs: FileSystem, root: str) -> list[int]:
     return sizes
 
 
-def _together(found: Sequence[SubscriberLag]) -> SubscriberStats:
+def _together(found: Sequence[SubscriberSummary]) -> SubscriberStats:
     """Return one subscriber's lag over all cores; unknown if it is unknown for one of them."""
     problems = [one.problem for one in found if one.problem is not None]
     if problems:

@@ -24,10 +24,10 @@ from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = [
     "Flow",
-    "Node",
+    "PipelineSnapshot",
+    "ProcessState",
     "Sample",
     "Showing",
-    "Snapshot",
     "fetch_samples",
     "parse_samples",
     "showing",
@@ -81,7 +81,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ProcessState:
     """One process of the pipeline, from the state file."""
 
     name: str
@@ -92,7 +92,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class PipelineSnapshot:
     """
     A snapshot of a pipeline.
 
@@ -109,7 +109,7 @@ class Snapshot:
     samples: tuple[Sample, ...]
     subscribers: tuple[SubscriberStats, ...]
     disk_bytes: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[ProcessState, ...]
     errors: tuple[str, ...]
     problem: str = ""
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Flow:
 class Showing:
     """The displayed data: a snapshot and the changes since the previous one."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[ProcessState, ...]
     flows: tuple[Flow, ...]
     subscribers: tuple[SubscriberStats, ...]
     disk: Mapping[str, float | None]
@@ -198,7 +198,7 @@ def fetch_samples(endpoint: str) -> tuple[Sample, ...]:
 
 def take_snapshot(
     fs: FileSystem, directory: str, run_dir: str, endpoint: str | None, *, at_s: float, now_ns: int
-) -> Snapshot:
+) -> PipelineSnapshot:
     """Take a snapshot. Missing parts are left out and described in `problem`."""
     problems = []
     samples: tuple[Sample, ...] = ()
@@ -236,7 +236,7 @@ def take_snapshot(
         problems.append(f"{directory} does not exist yet")
     nodes = _nodes(state)
     errors = [f"{node.name}: {line}" for node in nodes for line in _trouble(fs, f"{run_dir}/{node.name}.log")]
-    return Snapshot(
+    return PipelineSnapshot(
         at_s,
         samples,
         subscribers,
@@ -306,9 +306,11 @@ def _endpoints(state: Mapping[str, Any], endpoint: str | None) -> list[str]:
     return [f"{host}:{int(port) + core}" for core in range(cores)]
 
 
-def _nodes(state: Mapping[str, Any]) -> tuple[Node, ...]:
+def _nodes(state: Mapping[str, Any]) -> tuple[ProcessState, ...]:
     return tuple(
-        Node(name, str(one.get("state")), one.get("pid"), int(one.get("starts", 0)), str(one.get("last_exit", "")))
+        ProcessState(
+            name, str(one.get("state")), one.get("pid"), int(one.get("starts", 0)), str(one.get("last_exit", ""))
+        )
         for name, one in state.get("children", {}).items()
     )
 
@@ -337,7 +339,7 @@ def _trouble(fs: FileSystem, path: str) -> list[str]:
     return [found[at] for at in sorted([*own, *others[max(len(others) + len(own) - ERRORS_SHOWN_MAX, 0) :]])]
 
 
-def showing(now: Snapshot, before: Snapshot | None) -> Showing:
+def showing(now: PipelineSnapshot, before: PipelineSnapshot | None) -> Showing:
     """Return the data to display for *now*; rates are since *before*, and None without it."""
     flows = tuple(_flows(now, before))
     rates = {flow.of: flow.per_second for flow in flows if flow.what == "acknowledged" and flow.per_second is not None}
@@ -367,7 +369,7 @@ def _worst(samples: Iterable[Sample], name: str) -> float | None:
     return max((sample.value for sample in samples if sample.name == name), default=None)
 
 
-def _flows(now: Snapshot, before: Snapshot | None) -> Iterable[Flow]:
+def _flows(now: PipelineSnapshot, before: PipelineSnapshot | None) -> Iterable[Flow]:
     passed_s = 0.0 if before is None else now.at_s - before.at_s
     for what, name, apart in FLOWS:
         lines = _by(now.samples, name, apart)

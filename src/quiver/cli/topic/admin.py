@@ -23,7 +23,7 @@ from quiver.errors import DirectoryInUseError
 __all__ = ["add_admin_commands"]
 
 EachTopic = Annotated[str | None, typer.Argument(help="namespace/topic.  [default: all topics]")]
-Subscription = Annotated[str, typer.Argument(help="The name of the subscription.")]
+SubscriptionName = Annotated[str, typer.Argument(help="The name of the subscription.")]
 START_HELP = "earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z, or 90m for 90 minutes ago."
 
 
@@ -178,7 +178,7 @@ def delete(
 def seek(
     access: _Access,
     topic: Topic,
-    subscription: Subscription,
+    subscription: SubscriptionName,
     to: Annotated[str, typer.Option("--to", help=START_HELP)],
     as_json: JsonFlag = False,
 ) -> None:
@@ -195,7 +195,7 @@ def seek(
         typer.echo(f"{subscription} of {topic} continues at offset {result['offset']}")
 
 
-def unsubscribe(access: _Access, topic: Topic, subscription: Subscription, as_json: JsonFlag = False) -> None:
+def unsubscribe(access: _Access, topic: Topic, subscription: SubscriptionName, as_json: JsonFlag = False) -> None:
     """
     Remove a subscription and its position.
 
@@ -222,12 +222,12 @@ def _administer(access: _Access, command: str, **arguments: Any) -> Mapping[str,
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
     from quiver.errors import UsageError  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.topics.format.request import Request  # noqa: PLC0415
+    from quiver.topics.format.request import TopicRequest  # noqa: PLC0415
     from quiver.topics.requests import ask, perform  # noqa: PLC0415
 
     if not access.root.is_dir():
         raise UsageError(f"{access.root} does not exist")
-    request = Request(command, arguments)
+    request = TopicRequest(command, arguments)
     answer: Mapping[str, Any] | None = None
     while answer is None:
         try:

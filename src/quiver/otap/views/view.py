@@ -15,7 +15,7 @@ import pyarrow as pa
 from quiver.bundle import Bundle
 from quiver.errors import InvalidBundleError, UsageError
 from quiver.otap.arrays import FallbackNeededError
-from quiver.otap.request import ROWS_BYTES_MAX, Measured, measure_request, parse_request
+from quiver.otap.request import ROWS_BYTES_MAX, RequestSize, measure_request, parse_request
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.stored import StoredTables, stored_requests
 from quiver.otap.tables.validation import ValidTables, validate_tables
@@ -151,7 +151,7 @@ def decode_groups(
         yield from _decoded_all(group, signal, schema)
 
 
-def _measured(item: bytes | memoryview | StoredTables | Damage, signal: str) -> Measured | ValidTables | Damage:
+def _measured(item: bytes | memoryview | StoredTables | Damage, signal: str) -> RequestSize | ValidTables | Damage:
     if isinstance(item, Damage):
         return item
     if isinstance(item, StoredTables):

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, get_args
 
 from quiver.errors import UsageError
 from quiver.pipeline.config.parse import Document, Path, nearest
-from quiver.pipeline.plugins import Kind, Plugin, find_plugin, known_urns
+from quiver.pipeline.plugins import NodeKind, Plugin, find_plugin, known_urns
 from quiver.store.format.names import check_subscriber_id
 
 __all__ = ["VERSION", "Edge", "RawNode", "Strategy", "read_nodes"]
@@ -153,7 +153,7 @@ def _plugin(document: Document, path: Path, raw: Mapping[str, Any]) -> Plugin:
         if not isinstance(raw.get(key), str):
             raise document.invalid((*path, key), f"{key} is missing" if key not in raw else f"{key} must be a word")
     kind, urn = raw["kind"], raw["plugin_urn"]
-    kinds = get_args(Kind)
+    kinds = get_args(NodeKind)
     if kind not in kinds:
         raise document.invalid((*path, "kind"), f"unknown kind {kind}{nearest(kind, kinds)}")
     plugin = _found(document, (*path, "plugin_urn"), "plugin_urn", urn)

@@ -46,7 +46,7 @@ from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cores.instances import instance_roots
-from quiver.store.reading.listing import subscriber_lags
+from quiver.store.reading.listing import summarize_subscribers
 from quiver.store.reading.log_tail import sealed_and_logged
 
 __all__ = [
@@ -353,7 +353,7 @@ def _lags(directory: str) -> dict[str, int]:
     lags: dict[str, int] = {}
     try:
         for root in _roots(directory):
-            for one in subscriber_lags(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns()):
+            for one in summarize_subscribers(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns()):
                 lags[one.subscriber] = lags.get(one.subscriber, 0) + (one.lag_bundles or 0)
     except (QuiverError, OSError) as error:
         _log.warning("%s cannot be looked at: %s", directory, error)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from random import Random
 
-__all__ = ["Backoff", "HostState", "HostTracker"]
+__all__ = ["HostState", "HostTracker", "OutageBackoff"]
 
 
 class HostState(IntEnum):
@@ -89,7 +89,7 @@ class HostTracker:
 
 
 @dataclass(slots=True)
-class Backoff:
+class OutageBackoff:
     """
     The pauses of one outage.
 

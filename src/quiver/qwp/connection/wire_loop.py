@@ -26,7 +26,7 @@ from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Frame
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.qwp.conf import Address
-from quiver.qwp.connection.failover import Backoff, HostTracker
+from quiver.qwp.connection.failover import HostTracker, OutageBackoff
 from quiver.qwp.connection.fitting import FrameFitter
 from quiver.qwp.connection.session import (
     Accepted,
@@ -50,7 +50,7 @@ from quiver.qwp.connection.transport import (
     open_connection,
     tls_context,
 )
-from quiver.qwp.format.dead_letters import DeadLetter
+from quiver.qwp.format.dead_letters import DeadLetterRecord
 from quiver.qwp.settings import SenderSettings
 from quiver.qwp.slots.slot import MemorySlot, Slot
 from quiver.qwp.wire.decoder import decode_symbol_delta
@@ -128,7 +128,7 @@ class WireLoop:
             ),
             acked_fsn=slot.ring.acked_fsn,
         )
-        self._backoff = Backoff(settings.first_backoff_s, settings.backoff_s_max, settings.outage_s_max, random)
+        self._backoff = OutageBackoff(settings.first_backoff_s, settings.backoff_s_max, settings.outage_s_max, random)
         self._tls: ssl.SSLContext | None = None
         if settings.tls:
             self._tls = tls_context(
@@ -487,7 +487,7 @@ class WireLoop:
         if self._settings.dead_letters:
             # Stored before it counts as confirmed: after a crash in between it is sent again, and stored twice.
             at_ns, status = self._clock.now_ns(), max(0, error.status)
-            letter = DeadLetter(error.from_fsn, at_ns, status, error.message, message)
+            letter = DeadLetterRecord(error.from_fsn, at_ns, status, error.message, message)
             self._counters.dead_letters_dropped += self._slot.keep_dead_letter(letter)
         self._on_error(error)
 

@@ -34,7 +34,7 @@ __all__ = [
     "DEAD_LETTERS_MAGIC",
     "DEAD_LETTER_BYTES_MAX",
     "DEAD_LETTER_HEAD_BYTES",
-    "DeadLetter",
+    "DeadLetterRecord",
     "decode_dead_letter",
     "decode_dead_letters_header",
     "encode_dead_letter",
@@ -55,7 +55,7 @@ _SEARCHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetterRecord:
     """A dropped frame, with the time and the reason."""
 
     fsn: int
@@ -86,7 +86,7 @@ def decode_dead_letters_header(view: memoryview) -> Answer[None]:
     return Frame(None, size)
 
 
-def encode_dead_letter(letter: DeadLetter) -> bytes:
+def encode_dead_letter(letter: DeadLetterRecord) -> bytes:
     """Return the bytes of one record; a reason of more than 64 KiB is truncated."""
     reason = letter.reason.encode()[:0xFFFF].decode("utf-8", "ignore").encode()
     length = DEAD_LETTER.size - _LENGTH_END + len(reason) + len(letter.message)
@@ -95,7 +95,7 @@ def encode_dead_letter(letter: DeadLetter) -> bytes:
     return crc32c(body).to_bytes(4, "little") + body
 
 
-def decode_dead_letter(view: memoryview, offset: int) -> Answer[DeadLetter]:
+def decode_dead_letter(view: memoryview, offset: int) -> Answer[DeadLetterRecord]:
     """Decode the record at *offset*."""
     if len(view) - offset < DEAD_LETTER.size:
         return NeedMore(DEAD_LETTER.size - (len(view) - offset))
@@ -112,7 +112,7 @@ def decode_dead_letter(view: memoryview, offset: int) -> Answer[DeadLetter]:
         return Damage(offset + 25, "a reserved byte is not zero")
     start = offset + DEAD_LETTER.size
     reason = bytes(view[start : start + reason_bytes]).decode("utf-8", "replace")
-    return Frame(DeadLetter(fsn, at_ns, status, reason, bytes(view[start + reason_bytes : end])), end)
+    return Frame(DeadLetterRecord(fsn, at_ns, status, reason, bytes(view[start + reason_bytes : end])), end)
 
 
 def end_of_dead_letter(head: bytes, offset: int) -> int | None:

@@ -22,7 +22,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp.connection.failover import HostTracker
 from quiver.qwp.connection.session import Category, Policy, SenderError
 from quiver.qwp.connection.wire_loop import Counters, WireLoop
-from quiver.qwp.format.dead_letters import DeadLetter
+from quiver.qwp.format.dead_letters import DeadLetterRecord
 from quiver.qwp.settings import SenderSettings
 from quiver.qwp.slots.dead_letters import DeadLetterFiles, StoredDeadLetter, remove_dead_letters
 from quiver.qwp.slots.ring import Ring, RingSettings
@@ -46,7 +46,7 @@ class ReplayResult:
     """The result: how many letters the server accepted, those refused again, and why the others were not sent."""
 
     taken: int = 0
-    refused: list[DeadLetter] = field(default_factory=list)
+    refused: list[DeadLetterRecord] = field(default_factory=list)
     left: int = 0
     halted: SenderError | None = None
 
@@ -55,9 +55,9 @@ class ReplayResult:
 class _Collector(MemorySlot):
     """A slot in memory that collects refused messages."""
 
-    refused: list[DeadLetter] = field(default_factory=list)
+    refused: list[DeadLetterRecord] = field(default_factory=list)
 
-    def keep_dead_letter(self, letter: DeadLetter) -> int:
+    def keep_dead_letter(self, letter: DeadLetterRecord) -> int:
         """Collect a letter. Returns 0: no letter was removed."""
         self.refused.append(letter)
         return 0
@@ -123,7 +123,7 @@ def _batches(letters: Sequence[StoredDeadLetter]) -> Iterator[list[StoredDeadLet
 
 def _send(
     settings: SenderSettings, messages: list[bytes], clock: Clock, observer: Observer
-) -> tuple[list[DeadLetter], int, SenderError | None]:
+) -> tuple[list[DeadLetterRecord], int, SenderError | None]:
     """Return the refusals by message number, how many messages are settled, and why not all are."""
     segment_bytes = _FRAME_BYTES * (len(messages) + 1) + sum(map(len, messages))
     ring = Ring(RingSettings(segment_bytes, 2 * segment_bytes, 0.0), MemorySegments(), clock=clock, observer=observer)

@@ -34,7 +34,7 @@ from quiver.primitives.scan import Frame, as_damage
 from quiver.qwp.format.dead_letters import (
     DEAD_LETTER_HEAD_BYTES,
     DEAD_LETTERS_HEADER,
-    DeadLetter,
+    DeadLetterRecord,
     decode_dead_letter,
     decode_dead_letters_header,
     encode_dead_letter,
@@ -71,7 +71,7 @@ class StoredDeadLetter:
     """A dead letter and its id: the number of its frame, and a checksum that distinguishes letters of one frame."""
 
     id: str
-    letter: DeadLetter
+    letter: DeadLetterRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class DeadLetterFiles:
         self._sizes: dict[int, int] | None = None  # number of each file → bytes; None: unknown
         self._has_failed = False  # whether appending to the newest file failed
 
-    def keep(self, letter: DeadLetter) -> int:
+    def keep(self, letter: DeadLetterRecord) -> int:
         """
         Store a frame that is about to be dropped; it is durable on return. Returns how many letters were removed for
         it: those of the oldest file, or this one if it exceeds the limit by itself.
@@ -266,7 +266,7 @@ def _end_of(data: memoryview) -> int:
     return end
 
 
-def _records(data: memoryview, path: str) -> Iterator[tuple[int, int, DeadLetter] | DeadLettersDamage]:
+def _records(data: memoryview, path: str) -> Iterator[tuple[int, int, DeadLetterRecord] | DeadLettersDamage]:
     """Yield the start, end and letter of each record. Unreadable bytes before a letter are yielded as damage."""
     header = decode_dead_letters_header(data)
     if not isinstance(header, Frame):
@@ -286,7 +286,7 @@ def _records(data: memoryview, path: str) -> Iterator[tuple[int, int, DeadLetter
         at = after
 
 
-def _id_of(data: memoryview, start: int, letter: DeadLetter) -> str:
+def _id_of(data: memoryview, start: int, letter: DeadLetterRecord) -> str:
     return f"{letter.fsn}.{int.from_bytes(data[start : start + 4], 'little'):08x}"
 
 
@@ -311,7 +311,7 @@ def dead_letters_of(fs: FileSystem, directory: str) -> Iterator[StoredDeadLetter
             yield one if isinstance(one, DeadLettersDamage) else StoredDeadLetter(_id_of(data, one[0], one[2]), one[2])
 
 
-def read_dead_letters(fs: FileSystem, directory: str) -> list[DeadLetter]:
+def read_dead_letters(fs: FileSystem, directory: str) -> list[DeadLetterRecord]:
     """
     Return the dropped frames of a slot, oldest first, without damaged ones.
 
@@ -377,7 +377,7 @@ def remove_dead_letters(
     return removed
 
 
-def _without(data: memoryview, chosen: list[tuple[int, int, DeadLetter]]) -> bytes:
+def _without(data: memoryview, chosen: list[tuple[int, int, DeadLetterRecord]]) -> bytes:
     parts, at = [], 0
     for start, end, _ in chosen:
         parts.append(data[at:start])

@@ -33,9 +33,9 @@ from quiver.qwp.format.watermark import WATERMARK_FSN_OFFSET, WATERMARK_MAGIC
 from quiver.qwp.slots.append_times import AppendTimes
 from quiver.qwp.slots.segment_files import Segment, SegmentStorage
 
-__all__ = ["Durability", "Ring", "RingSettings"]
+__all__ = ["Ring", "RingSettings", "SfDurability"]
 
-Durability = Literal["memory", "flush", "append"]
+SfDurability = Literal["memory", "flush", "append"]
 _TRIM_INTERVAL_S = 0.1
 _SPARE_FROM = 0.75
 _SHORTEN_FROM = 0.5
@@ -58,7 +58,7 @@ class RingSettings:
     segment_bytes: int
     bytes_max: int
     append_deadline_s: float
-    durability: Durability = "memory"
+    durability: SfDurability = "memory"
 
     @property
     def payload_bytes_max(self) -> int:

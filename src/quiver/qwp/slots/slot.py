@@ -18,7 +18,7 @@ from quiver.errors import CorruptionError, DirectoryInUseError, SettingsError, U
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import File, FileSystem, Lock
-from quiver.qwp.format.dead_letters import DeadLetter
+from quiver.qwp.format.dead_letters import DeadLetterRecord
 from quiver.qwp.format.names import (
     FAILED_NAME,
     LOCK_NAME,
@@ -56,7 +56,7 @@ class MemorySlot:
     symbols: Sequence[str] = ()
     directory: str | None = None
 
-    def keep_dead_letter(self, letter: DeadLetter) -> int:  # noqa: ARG002
+    def keep_dead_letter(self, letter: DeadLetterRecord) -> int:  # noqa: ARG002
         """Discard the letter, because a slot in memory has no directory. Returns that one letter was dropped."""
         return 1
 
@@ -96,7 +96,7 @@ class Slot:
         self._fs = fs
         self._lock = lock
 
-    def keep_dead_letter(self, letter: DeadLetter) -> int:
+    def keep_dead_letter(self, letter: DeadLetterRecord) -> int:
         """
         Store a frame that is about to be dropped; it is durable on return. Returns how many letters were removed for
         it.

@@ -35,7 +35,7 @@ from quiver.qwp.wire.varint import VarintError, take_varint, take_varints
 __all__ = [
     "MESSAGE_BYTES_MAX",
     "SYMBOLS_MAX",
-    "Message",
+    "DecodedMessage",
     "SymbolDelta",
     "SymbolDictionary",
     "decode_message",
@@ -74,7 +74,7 @@ class SymbolDictionary:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class DecodedMessage:
     """One message. `symbols` are those it contains, from id `symbols_start` on."""
 
     flags: int
@@ -89,7 +89,7 @@ class Message:
         return self.symbols_start == 0
 
 
-def decode_message(view: memoryview, dictionary: SymbolDictionary | None = None) -> Answer[Message]:
+def decode_message(view: memoryview, dictionary: SymbolDictionary | None = None) -> Answer[DecodedMessage]:
     """
     Decode the message at the start of *view*. Its symbols are added to *dictionary* if the entire message is valid.
 
@@ -155,7 +155,9 @@ def _decode_header(view: memoryview) -> Answer[tuple[int, int]]:
     return Frame((flags, table_count), end)
 
 
-def _decode_payload(view: memoryview, flags: int, table_count: int, known: Sequence[str], dialect: Dialect) -> Message:
+def _decode_payload(
+    view: memoryview, flags: int, table_count: int, known: Sequence[str], dialect: Dialect
+) -> DecodedMessage:
     cursor = Cursor(view, MESSAGE_HEADER.size)
     start, brought = _take_symbols(cursor, len(known)) if flags & Flags.DELTA_SYMBOLS else (0, ())
     symbols: Sequence[str] = brought
@@ -169,7 +171,7 @@ def _decode_payload(view: memoryview, flags: int, table_count: int, known: Seque
         raise ShortageError(cursor.offset, 1)
     if cursor.remaining:
         raise _UnreadableError(cursor.offset, f"{cursor.remaining} bytes after the last table")
-    return Message(flags, tables, start, brought, dialect)
+    return DecodedMessage(flags, tables, start, brought, dialect)
 
 
 def _take_count(cursor: Cursor, what: str, most: int) -> int:

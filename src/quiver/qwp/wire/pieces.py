@@ -19,7 +19,7 @@ from quiver.primitives.scan import Answer, Frame
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, ColumnType
 from quiver.qwp.wire.columns import ColumnData, array_column, symbol_column
 from quiver.qwp.wire.decoded import Column, Table
-from quiver.qwp.wire.decoder import Message, decode_message
+from quiver.qwp.wire.decoder import DecodedMessage, decode_message
 from quiver.qwp.wire.message import Flags, TableData, encode_message
 from quiver.qwp.wire.varint import encode_varint
 
@@ -71,7 +71,7 @@ def committing(message: Buffer) -> bytes:
 _Range = tuple[Table, int, int]
 
 
-def _split(message: Message, ranges: list[_Range], bytes_max: int) -> Iterator[MessagePiece]:
+def _split(message: DecodedMessage, ranges: list[_Range], bytes_max: int) -> Iterator[MessagePiece]:
     rows = sum(stop - start for _, start, stop in ranges)
     if not rows:
         return

@@ -23,7 +23,7 @@ from quiver.errors import QuiverError
 from quiver.observe import Observer
 from quiver.otap import BatchStatus, StatusCode, encode_status
 from quiver.otap.tables.payload_schema import SIGNALS
-from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
+from quiver.receivers.intake import IntakeResult, IntakeStore, OtlpIntake
 from quiver.receivers.otap.intake import OtapIntake, OtapStream, Taken
 from quiver.receivers.otap.settings import OtapSettings
 from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver, refuse_call
@@ -33,7 +33,7 @@ from quiver.receivers.settings import OtlpSettings
 
 __all__ = ["OtapGrpcReceiver"]
 
-_BUSY = Verdict("unavailable", "the maximum number of streams is open, or the receiver is stopping", 1.0)
+_BUSY = IntakeResult("unavailable", "the maximum number of streams is open, or the receiver is stopping", 1.0)
 _MESSAGE_CHARS_MAX = 500
 
 

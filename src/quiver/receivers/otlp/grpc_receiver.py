@@ -21,7 +21,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.observe import Observer
 from quiver.receivers.grpc_health import HealthService
 from quiver.receivers.inflate import GZIP_MAGIC
-from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
+from quiver.receivers.intake import IntakeResult, IntakeStore, OtlpIntake
 from quiver.receivers.places import Places, address_of_peer, network_of
 from quiver.receivers.port import PortReceiver, try_to_bind
 from quiver.receivers.rpc_status import encode_partial_success, encode_retry_info, encode_status
@@ -47,7 +47,7 @@ _CODES = {
 CONNECTION_SHARE = 4
 """The maximum share of calls of one connection: a quarter. A client with more to send waits on its side."""
 _IDENTITY_AND_GZIP = 1 << 0 | 1 << 2
-_BUSY = Verdict("unavailable", "busy or shutting down", 1.0)
+_BUSY = IntakeResult("unavailable", "busy or shutting down", 1.0)
 
 
 def server_options(settings: OtlpSettings) -> list[tuple[str, int]]:
@@ -79,7 +79,7 @@ def _ms(seconds: float) -> int:
     return min(math.ceil(seconds * 1000), 2**31 - 1)
 
 
-async def refuse_call(context: Any, verdict: Verdict) -> None:
+async def refuse_call(context: Any, verdict: IntakeResult) -> None:
     """End a call with the status and retry delay of *verdict*."""
     code = _CODES[verdict.outcome]
     status = encode_status(code.value[0], verdict.message, retry_after_s=verdict.retry_after_s)

@@ -25,7 +25,7 @@ from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CapacityError, StoreClosedError
 from quiver.observe import Observer
-from quiver.receivers.intake import Encoding, IntakeStore, OtlpIntake, Verdict
+from quiver.receivers.intake import Encoding, IntakeResult, IntakeStore, OtlpIntake
 from quiver.receivers.otlp.http_listener import ConnectionLimits, HttpListener
 from quiver.receivers.places import Place, Places, network_of
 from quiver.receivers.port import PortReceiver
@@ -93,7 +93,7 @@ class _Reply:
             response.headers["Retry-After"] = str(math.ceil(retry_after_s))
         return response
 
-    def verdict(self, verdict: Verdict) -> web.Response:
+    def verdict(self, verdict: IntakeResult) -> web.Response:
         if not verdict.confirmed:
             status = _HTTP_STATUS[verdict.outcome]
             return self.refusal(status, verdict.message, retry_after_s=verdict.retry_after_s)

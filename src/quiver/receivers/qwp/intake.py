@@ -26,7 +26,7 @@ from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.scan import Frame
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, FIXED_BYTES, ColumnType
 from quiver.qwp.wire.decoded import Table
-from quiver.qwp.wire.decoder import Message, SymbolDictionary, decode_message, decode_symbol_delta
+from quiver.qwp.wire.decoder import DecodedMessage, SymbolDictionary, decode_message, decode_symbol_delta
 from quiver.qwp.wire.message import Flags
 from quiver.qwp.wire.responses import Status
 from quiver.receivers.intake import IntakeStore
@@ -442,7 +442,7 @@ class QwpClient:
             batches = [(one.name, one.to_arrow()) for one in _with_rows(message)]
             return _Opened(message.flags, len(data), batches)
 
-    def _has_room(self, message: Message, known: int, progress: IntakeProgress) -> bool:
+    def _has_room(self, message: DecodedMessage, known: int, progress: IntakeProgress) -> bool:
         size = sum(_arrow_bytes(table) for table in message.tables)
         size_max = self._intake.settings.tables_bytes_max
         if size > size_max:
@@ -500,7 +500,7 @@ class QwpClient:
         return sequence
 
 
-def _with_rows(message: Message) -> Iterator[Table]:
+def _with_rows(message: DecodedMessage) -> Iterator[Table]:
     return (table for table in message.tables if table.rows and table.columns)
 
 

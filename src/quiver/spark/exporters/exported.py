@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation
     from pyspark.sql.types import DataType
 
-    from quiver.spark.exporters.parquet_commit import Part
+    from quiver.spark.exporters.parquet_commit import StagedFile
     from quiver.store.format.exporter_report import FailureType
 
-__all__ = ["Exported", "Observed", "exported_parts", "failure_type"]
+__all__ = ["ExportedAmount", "Observed", "exported_parts", "failure_type"]
 
 _log = logging.getLogger("quiver")
 
@@ -65,7 +65,7 @@ _TYPES: tuple[tuple[FailureType, re.Pattern[str]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedAmount:
     """
     The amount that was delivered of one batch.
 
@@ -77,13 +77,13 @@ class Exported:
     rows: int = 0
     size_bytes: int = 0
 
-    def __add__(self, other: Exported) -> Exported:
-        return Exported(self.rows + other.rows, self.size_bytes + other.size_bytes)
+    def __add__(self, other: ExportedAmount) -> ExportedAmount:
+        return ExportedAmount(self.rows + other.rows, self.size_bytes + other.size_bytes)
 
 
-def exported_parts(parts: Iterable[Part]) -> Exported:
+def exported_parts(parts: Iterable[StagedFile]) -> ExportedAmount:
     """Return the total amount of *parts*."""
-    return sum((Exported(part.rows, part.size_bytes) for part in parts), start=Exported())
+    return sum((ExportedAmount(part.rows, part.size_bytes) for part in parts), start=ExportedAmount())
 
 
 def failure_type(text: str) -> FailureType:
@@ -120,13 +120,13 @@ class Observed:
         )
         self.frame = observed.drop(_ROW)
 
-    def exported(self) -> Exported:
+    def exported(self) -> ExportedAmount:
         """Return the written amount. Call it after the write returned."""
-        found: list[Exported] = []
+        found: list[ExportedAmount] = []
 
         def look() -> Finished:
             row = self._observation.get
-            found.append(Exported(row["rows"], (row["bytes"] or 0) * row["rows"] // max(row["measured"], 1)))
+            found.append(ExportedAmount(row["rows"], (row["bytes"] or 0) * row["rows"] // max(row["measured"], 1)))
             return FINISHED
 
         # `get` waits for a write, and forever if there was none.
@@ -140,7 +140,7 @@ class Observed:
         )
         worker.start()
         worker.join(OBSERVED_S)
-        return found[0] if found else Exported()
+        return found[0] if found else ExportedAmount()
 
 
 def _size(value: Column, kind: DataType) -> Column:

@@ -35,7 +35,7 @@ from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema
 from quiver.spark.exporters.exported import exported_parts
 from quiver.spark.exporters.output_files import begin_file, synced_bytes
-from quiver.spark.exporters.parquet_commit import ExportCommitter, Part, committed_individually, part_prefix
+from quiver.spark.exporters.parquet_commit import ExportCommitter, StagedFile, committed_individually, part_prefix
 from quiver.spark.exporters.settings import check_file_mode, directory_mode
 from quiver.spark.processors.bad_bundle_filter import ExportBatch
 from quiver.store.reading.offsets import STORE_UNKNOWN
@@ -389,8 +389,8 @@ class ParquetExporter:
         return committer
 
 
-def _parts(rows: Iterable[Row]) -> list[Part]:
-    return [Part(row["table"], row["part"], row["rows"], row["bytes"]) for row in rows if row["part"]]
+def _parts(rows: Iterable[Row]) -> list[StagedFile]:
+    return [StagedFile(row["table"], row["part"], row["rows"], row["bytes"]) for row in rows if row["part"]]
 
 
 def run_exporter(

@@ -45,7 +45,7 @@ __all__ = [
     "RECORDS_KEPT",
     "ExportCommitter",
     "ExportRecord",
-    "Part",
+    "StagedFile",
     "committed_individually",
     "individual_id",
     "part_prefix",
@@ -66,7 +66,7 @@ _QUERY_CHARACTERS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StagedFile:
     """
     A file that a task wrote and synced under its hidden name.
 
@@ -98,7 +98,7 @@ class ExportRecord:
     batch: int
     subscriber: str
     through: Mapping[str, BundleRef]
-    files: tuple[tuple[Part, str], ...]
+    files: tuple[tuple[StagedFile, str], ...]
 
     def encode(self) -> bytes:
         """Return the record as JSON with a CRC-32 over its body."""
@@ -135,7 +135,7 @@ class ExportRecord:
                     path, 0, f"the commit record has version {version}; this release reads {RECORD_VERSION}"
                 )
             files = tuple(
-                (Part(entry["table"], entry["part"], entry["rows"], entry["bytes"]), str(entry["file"]))
+                (StagedFile(entry["table"], entry["part"], entry["rows"], entry["bytes"]), str(entry["file"]))
                 for entry in body["files"]
             )
             reached = body["through"] if version == RECORD_VERSION else {body["store"]: body["through"]}
@@ -295,7 +295,7 @@ class ExportCommitter:
                 self._remove_leftovers((part_prefix(self._query_id, batch),))
             raise
 
-    def commit(self, batch: int, parts: Iterable[Part], through: Mapping[str, BundleRef]) -> tuple[str, ...]:
+    def commit(self, batch: int, parts: Iterable[StagedFile], through: Mapping[str, BundleRef]) -> tuple[str, ...]:
         """
         Make all *parts* of *batch* visible, even if a crash interrupts this. Durable on return.
 

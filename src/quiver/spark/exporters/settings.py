@@ -25,8 +25,8 @@ __all__ = [
     "OPTION_NAMES",
     "ConsoleSettings",
     "FileCompression",
-    "FileFormat",
     "FileSettings",
+    "OutputFormat",
     "QuiverSinkSettings",
     "SparkExporterSettings",
     "SparkSinkSettings",
@@ -34,7 +34,7 @@ __all__ = [
     "directory_mode",
 ]
 
-FileFormat = Literal["jsonl", "otlp"]
+OutputFormat = Literal["jsonl", "otlp"]
 FileCompression = Literal["none", "gzip", "zstd"]
 
 OPTION_NAMES = ("table", "batch", "query")
@@ -102,7 +102,7 @@ class FileSettings:
     """
 
     path: str
-    format: FileFormat = "jsonl"
+    format: OutputFormat = "jsonl"
     compression: FileCompression = "none"
     file_mode: int | None = None
 
@@ -111,7 +111,7 @@ class FileSettings:
             raise SettingsError("path must name a directory")
         check_file_mode(self.file_mode)
         for name, word, known in (
-            ("format", self.format, FileFormat),
+            ("format", self.format, OutputFormat),
             ("compression", self.compression, FileCompression),
         ):
             if word not in get_args(known):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from quiver.bundle import BundleRef
-from quiver.spark.exporters.exported import Exported
+from quiver.spark.exporters.exported import ExportedAmount
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,5 +49,5 @@ class TableExporter(Protocol):
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return those of *names* under which a bundle was exported individually, as batch 0 of its own query."""
 
-    def export(self, tables: Tables, batch: BatchOf) -> Exported:
+    def export(self, tables: Tables, batch: BatchOf) -> ExportedAmount:
         """Export the tables of *batch* to their destination, and return the exported amount."""

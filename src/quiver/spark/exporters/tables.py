@@ -31,9 +31,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from quiver.bundle import OTAP, BundleRef
 from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.exporters.exported import Exported, Observed, exported_parts
+from quiver.spark.exporters.exported import ExportedAmount, Observed, exported_parts
 from quiver.spark.exporters.output_files import begin_file, synced_bytes
-from quiver.spark.exporters.parquet_commit import ExportCommitter, Part, committed_individually, part_prefix
+from quiver.spark.exporters.parquet_commit import ExportCommitter, StagedFile, committed_individually, part_prefix
 from quiver.spark.exporters.settings import (
     ConsoleSettings,
     FileSettings,
@@ -101,17 +101,17 @@ class ConsoleExporter(_Forgetful):
         self._settings = settings
         self._out = out
 
-    def export(self, tables: Tables, batch: BatchOf) -> Exported:
+    def export(self, tables: Tables, batch: BatchOf) -> ExportedAmount:
         """Print the tables. A repeated batch is printed again."""
         settings = self._settings
         out = self._out if self._out is not None else sys.stdout
-        exported = Exported()
+        exported = ExportedAmount()
         for name, frame in tables.items():
             # One more row shows whether the table has more than that.
             lines = _lines(frame).limit(settings.rows_max + 1).toArrow().column("line").to_pylist()
             more = "" if len(lines) <= settings.rows_max else f", the first {settings.rows_max} of {frame.count()}"
             shown = lines[: settings.rows_max]
-            exported += Exported(len(shown), sum(len(line.encode()) for line in shown))
+            exported += ExportedAmount(len(shown), sum(len(line.encode()) for line in shown))
             if settings.format == "jsonl":
                 out.write("".join(f"{_cut(line, settings.truncate)}\n" for line in shown))
                 continue
@@ -127,10 +127,10 @@ class FormatExporter(_Forgetful):
     def __init__(self, settings: SparkSinkSettings) -> None:
         self._settings = settings
 
-    def export(self, tables: Tables, batch: BatchOf) -> Exported:
+    def export(self, tables: Tables, batch: BatchOf) -> ExportedAmount:
         """Write each table in turn."""
         settings = self._settings
-        exported = Exported()
+        exported = ExportedAmount()
         for name, frame in tables.items():
             if settings.tables and name not in settings.tables:
                 continue
@@ -168,7 +168,7 @@ class QuiverExporter:
         writers = REAL_FILES.list_dir(directory) if REAL_FILES.exists(directory) else ()
         return {name for name in writers if name in names and self.has(BatchOf(name, 0))}
 
-    def export(self, tables: Tables, batch: BatchOf) -> Exported:
+    def export(self, tables: Tables, batch: BatchOf) -> ExportedAmount:
         """
         Stage every table in the tasks, and commit them together. Durable on return.
 
@@ -184,7 +184,7 @@ class QuiverExporter:
             rows = frame.mapInArrow(task, "part string, rows bigint, bytes bigint").toArrow().to_pylist()
             staged += [Staged((row["part"],), row["rows"], row["bytes"]) for row in rows]
         commit_batch(REAL_FILES, self._root, writer=batch.query, batch=batch.number, staged=staged)
-        return Exported(sum(one.rows for one in staged), sum(one.size_bytes for one in staged))
+        return ExportedAmount(sum(one.rows for one in staged), sum(one.size_bytes for one in staged))
 
     def _options(self, name: str, frame: DataFrame) -> SinkOptions:
         base = SinkOptions(path=self._root)
@@ -274,7 +274,7 @@ class FileExporter:
         """Return those of *names* that have files."""
         return committed_individually(REAL_FILES, self._output, names)
 
-    def export(self, tables: Tables, batch: BatchOf) -> Exported:
+    def export(self, tables: Tables, batch: BatchOf) -> ExportedAmount:
         """
         Write hidden files in the tasks, and make them visible together. Durable on return.
 
@@ -288,7 +288,7 @@ class FileExporter:
         committer.commit(batch.number, parts, batch.through or {})
         return exported_parts(parts)
 
-    def _written(self, name: str, frame: DataFrame, batch: BatchOf) -> list[Part]:
+    def _written(self, name: str, frame: DataFrame, batch: BatchOf) -> list[StagedFile]:
         task = _FileTask(
             output=self._output,
             table=name,
@@ -302,7 +302,7 @@ class FileExporter:
             raise UsageError(f"table {name} has other columns than the view {name}: it cannot become OTLP; use jsonl")
         wanted = _lines(frame) if task.format == "jsonl" else frame
         rows = wanted.mapInArrow(task, "part string, rows bigint, bytes bigint").toArrow().to_pylist()
-        return [Part(name, row["part"], row["rows"], row["bytes"]) for row in rows]
+        return [StagedFile(name, row["part"], row["rows"], row["bytes"]) for row in rows]
 
     def _committer(self, batch: BatchOf) -> ExportCommitter:
         known = self._committers.get(batch.query)

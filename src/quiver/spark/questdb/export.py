@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from quiver.bundle import BundleRef
-from quiver.spark.exporters.exported import Exported, Observed
+from quiver.spark.exporters.exported import ExportedAmount, Observed
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
 from quiver.spark.questdb.sink import QuestdbDataSource
 
@@ -48,10 +48,10 @@ class QuestdbExporter:
         """Return none."""
         return set()
 
-    def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> Exported:
+    def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> ExportedAmount:
         """Send each table in turn."""
         settings = self._settings
-        exported = Exported()
+        exported = ExportedAmount()
         for name, frame in tables.items():
             if settings.tables and name not in settings.tables:
                 continue

@@ -1,8 +1,8 @@
 """
 Reading in a Spark task: open segments by path, verify them, return Arrow batches of the declared schema.
 
-A task knows a list of spans, and nothing else of the store. Each file is verified completely once per process, before
-its first batch is returned. Everything here can be pickled.
+A task knows a list of ranges of bundles, and nothing else of the store. Each file is verified completely once per
+process, before its first batch is returned. Everything here can be pickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quiver.otap.stored import StoredTables, stored_requests
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.store.cold.files import COLD_INODE, ColdFiles
-from quiver.store.reading.partitions import Span
+from quiver.store.reading.partitions import BundleRange
 from quiver.store.reading.stream_options import METADATA_COLUMNS, Mode
 from quiver.store.segment.cast import cast_to_schema, coalesce
 from quiver.store.segment.reader import SegmentReader
@@ -74,7 +74,7 @@ _IPC_BATCH_BYTES = 16 * 1024 * 1024
 _READERS_MAX = 64
 """Readers of verified files, kept open for the next task of this process. Those of deleted files are closed."""
 
-Stored = bytes | StoredTables | Damage
+ViewData = bytes | StoredTables | Damage
 """The data of a view in a bundle, as `decode_groups` takes it."""
 
 _readers: OrderedDict[tuple[str, int, int, int], SegmentReader] = OrderedDict()
@@ -182,7 +182,7 @@ class StoredBundle:
 @dataclass(frozen=True)
 class PartitionReader:
     """
-    Reads spans of bundles in one mode.
+    Reads ranges of bundles in one mode.
 
     Attributes:
         mode: rows, bundles or ipc.
@@ -200,9 +200,9 @@ class PartitionReader:
     fail_on_data_loss: bool
     table: str | None = None
 
-    def read(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+    def read(self, ranges: Sequence[BundleRange]) -> Iterator[pa.RecordBatch]:
         """
-        Yield the batches of *spans*, in order.
+        Yield the batches of *ranges*, in order.
 
         Raises:
             DataLossError: a segment is missing.
@@ -210,35 +210,35 @@ class PartitionReader:
             UsageError: a stored column does not fit the declared schema.
         """
         if self.mode == "bundles":
-            yield from self._descriptors(spans)
+            yield from self._descriptors(ranges)
         elif self.mode == "ipc":
-            yield from self._ipc(spans)
+            yield from self._ipc(ranges)
         elif self.view is not None:
-            yield from coalesce((None, batch) for batch in self._view_rows(spans, self.view))
+            yield from coalesce((None, batch) for batch in self._view_rows(ranges, self.view))
         else:
-            yield from coalesce((None, batch) for batch in self._slot_rows(spans, self.slot or 0))
+            yield from coalesce((None, batch) for batch in self._slot_rows(ranges, self.slot or 0))
 
-    def _bundles(self, spans: Sequence[Span]) -> Iterator[StoredBundle]:
-        for span in spans:
-            reader = open_checked(span.path, fail_on_data_loss=self.fail_on_data_loss)
+    def _bundles(self, ranges: Sequence[BundleRange]) -> Iterator[StoredBundle]:
+        for bundle_range in ranges:
+            reader = open_checked(bundle_range.path, fail_on_data_loss=self.fail_on_data_loss)
             if reader is None:
                 continue
-            for index in range(span.start, min(span.stop, reader.bundle_count)):
-                yield StoredBundle(reader, BundleRef(span.segment, index))
+            for index in range(bundle_range.start, min(bundle_range.stop, reader.bundle_count)):
+                yield StoredBundle(reader, BundleRef(bundle_range.segment, index))
 
-    def _slot_rows(self, spans: Sequence[Span], slot: int) -> Iterator[pa.RecordBatch]:
-        for bundle in self._bundles(spans):
+    def _slot_rows(self, ranges: Sequence[BundleRange], slot: int) -> Iterator[pa.RecordBatch]:
+        for bundle in self._bundles(ranges):
             if self.table is not None and not is_of_table(bundle.schema(slot), self.table):
                 continue
             batch = bundle.batches((slot,), self.target.names).get(slot)
             if batch is not None and batch.num_rows:
                 yield self._finish(batch, [(bundle, batch.num_rows)])
 
-    def _view_rows(self, spans: Sequence[Span], view: str) -> Iterator[pa.RecordBatch]:
+    def _view_rows(self, ranges: Sequence[BundleRange], view: str) -> Iterator[pa.RecordBatch]:
         columns = [name for name in self.target.names if name in view_schema(view).names]
         origins: deque[StoredBundle] = deque()
         taken = 0
-        for group in decode_groups(self._requests(spans, view, origins), view, columns=columns):
+        for group in decode_groups(self._requests(ranges, view, origins), view, columns=columns):
             while taken < group.first:
                 origins.popleft()
                 taken += 1
@@ -247,9 +247,9 @@ class PartitionReader:
             if group.batch.num_rows:
                 yield self._finish(group.batch, list(zip(origins, group.rows, strict=False)))
 
-    def _requests(self, spans: Sequence[Span], view: str, origins: deque[StoredBundle]) -> Iterator[Stored]:
+    def _requests(self, ranges: Sequence[BundleRange], view: str, origins: deque[StoredBundle]) -> Iterator[ViewData]:
         slots = slots_of_view(view)
-        for bundle in self._bundles(spans):
+        for bundle in self._bundles(ranges):
             for request in stored_requests(bundle.batches(slots), view):
                 origins.append(bundle)
                 yield request
@@ -273,13 +273,13 @@ class PartitionReader:
                     batch = batch.append_column(METADATA_SCHEMA.field(name), metadata.column(name))
         return cast_to_schema(batch, self.target)
 
-    def _descriptors(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
-        for span in spans:
-            found = list(self._bundles([span]))
+    def _descriptors(self, ranges: Sequence[BundleRange]) -> Iterator[pa.RecordBatch]:
+        for bundle_range in ranges:
+            found = list(self._bundles([bundle_range]))
             if found:
                 columns = [
-                    pa.repeat(span.path, len(found)),
-                    pa.repeat(pa.scalar(span.segment, pa.int64()), len(found)),
+                    pa.repeat(bundle_range.path, len(found)),
+                    pa.repeat(pa.scalar(bundle_range.segment, pa.int64()), len(found)),
                     pa.array([bundle.ref.index for bundle in found], pa.int32()),
                     pa.array([bundle.slots for bundle in found], BUNDLE_SCHEMA.field("slots").type),
                     pa.array([bundle.ingested_at_us for bundle in found], _TIME),
@@ -290,10 +290,10 @@ class PartitionReader:
                     batch = batch.append_column(ROWS_FIELD, pa.array(counts, ROWS_FIELD.type))
                 yield cast_to_schema(batch, self.target)
 
-    def _ipc(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+    def _ipc(self, ranges: Sequence[BundleRange]) -> Iterator[pa.RecordBatch]:
         rows: list[tuple[StoredBundle, int, bytes]] = []
         size = 0
-        for bundle in self._bundles(spans):
+        for bundle in self._bundles(ranges):
             for slot, batch in bundle.batches(None if self.slot is None else (self.slot,)).items():
                 rows.append((bundle, slot, _ipc_stream(batch)))
                 size += len(rows[-1][2])

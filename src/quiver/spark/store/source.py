@@ -27,12 +27,12 @@ from quiver.spark.store.read_partition import (
 from quiver.spark.store.sink_options import parse_sink_options
 from quiver.spark.store.sink_stage import store_sink
 from quiver.store.cold.files import ColdFiles
-from quiver.store.reading.cores import CoresSubscription
+from quiver.store.reading.cores import CoresStreamSubscriber
 from quiver.store.reading.offsets import StartingOffsets
-from quiver.store.reading.partitions import Span, pack, spans_between
+from quiver.store.reading.partitions import BundleRange, pack, ranges_between
 from quiver.store.reading.segments import SegmentList, store_roots
 from quiver.store.reading.stream_options import STREAM_OPTIONS, SourceOptions, parse_options
-from quiver.store.reading.subscription import Subscription
+from quiver.store.reading.stream_subscriber import StreamSubscriber
 from quiver.store.segment.schemas import is_of_table
 from quiver.store.segment.type_promotion import columns_of, common_schema
 
@@ -49,7 +49,7 @@ class StoreLog(ReadableLog):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._subscribed: Subscription | CoresSubscription | None = None
+        self._subscribed: StreamSubscriber | CoresStreamSubscriber | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A lock cannot travel: tasks only read, and never acknowledge.
@@ -75,7 +75,7 @@ class StoreLog(ReadableLog):
         schema = _rows_schema(options)
         return pa.schema([*schema, *METADATA_SCHEMA]) if options.include_metadata else schema
 
-    def plan_all(self) -> list[tuple[Span, ...]]:
+    def plan_all(self) -> list[tuple[BundleRange, ...]]:
         """
         Return what each task reads: the bundles that are sealed now, between the bounds of the options.
 
@@ -90,44 +90,44 @@ class StoreLog(ReadableLog):
                 f"{options.path} holds {len(roots)} cores, each with positions of its own: read one of them, such as "
                 f"{next(iter(roots.values()))}, or give a time: startingTimestamp, endingTimestamp"
             )
-        spans: list[Span] = []
+        ranges: list[BundleRange] = []
         for root in roots.values():
             segments = _segment_list(options, root)
             start = _resolve(options.starting, segments)
             end = _resolve(options.ending, segments)
-            spans += spans_between(segments.from_position(start), start, end)
-        return pack(spans, parallelism=parallelism(), partitions_min=options.partitions_min)
+            ranges += ranges_between(segments.from_position(start), start, end)
+        return pack(ranges, parallelism=parallelism(), partitions_min=options.partitions_min)
 
-    def read(self, spans: tuple[Span, ...], target: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of *spans*, in a task."""
+    def read(self, ranges: tuple[BundleRange, ...], target: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of *ranges*, in a task."""
         options = self._options
         return PartitionReader(
             options.mode, options.view, options.slot, target, options.fail_on_data_loss, options.table
-        ).read(spans)
+        ).read(ranges)
 
     def initial(self) -> dict[str, Any]:
         """Return where a new query starts; the subscriber exists durably on return."""
-        return self._subscription.initial()
+        return self._subscriber.initial()
 
     def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
         """Ack everything before *start*, whose batch is committed, and return where the next batch ends."""
-        return self._subscription.latest(start, unlimited=unlimited)
+        return self._subscriber.latest(start, unlimited=unlimited)
 
     def tail(self) -> dict[str, Any] | None:
         """Return the end of the store, for progress reports."""
-        return self._subscription.tail()
+        return self._subscriber.tail()
 
     def available_now(self) -> None:
         """Fix the end of this run at what the store contains now."""
-        self._subscription.available_now()
+        self._subscriber.available_now()
 
-    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Span, ...]]:
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[BundleRange, ...]]:
         """Return what each task reads of the bundles from *start* to before *end*."""
-        return self._subscription.plan(start, end)
+        return self._subscriber.plan(start, end)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Ack everything before *end*: its batch is committed."""
-        self._subscription.commit(end)
+        self._subscriber.commit(end)
 
     def release(self) -> None:
         """Release the subscriber."""
@@ -135,13 +135,13 @@ class StoreLog(ReadableLog):
             self._subscribed.release()
 
     @property
-    def _subscription(self) -> Subscription | CoresSubscription:
+    def _subscriber(self) -> StreamSubscriber | CoresStreamSubscriber:
         if self._subscribed is None:
             options = self._options
             if None in store_roots(REAL_FILES, options.path):
                 self._subscribed = _subscribe(options, options.path)
             else:
-                self._subscribed = CoresSubscription(
+                self._subscribed = CoresStreamSubscriber(
                     REAL_FILES,
                     options,
                     # A core that is added later contains nothing from before the query.
@@ -222,13 +222,13 @@ def _slot_schema(options: SourceOptions) -> pa.Schema:
     return spark_schema(common_schema(schemas, options.columns), nanos_as_bigint=options.nanos_as_bigint)
 
 
-def _subscribe(options: SourceOptions, root: str) -> Subscription:
+def _subscribe(options: SourceOptions, root: str) -> StreamSubscriber:
     segments = _segment_list(options, root)
     starting = options.starting
     if isinstance(starting, IngestedAt):
         starting = _resolve(starting, segments)
     own = replace(options, path=root, starting=starting)
-    return Subscription(REAL_FILES, own, segments, parallelism=parallelism())
+    return StreamSubscriber(REAL_FILES, own, segments, parallelism=parallelism())
 
 
 def _segment_list(options: SourceOptions, root: str) -> SegmentList:

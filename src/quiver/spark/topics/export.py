@@ -17,7 +17,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import UsageError
 from quiver.otap import VIEW_SLOTS
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.exporters.exported import Exported
+from quiver.spark.exporters.exported import ExportedAmount
 from quiver.spark.otlp_rows import is_view
 from quiver.spark.store.sink_options import SinkOptions
 from quiver.spark.store.sink_stage import bundles_of, task_place
@@ -67,7 +67,7 @@ class TopicExporter:
             if name in names and is_batch_committed(REAL_FILES, self._place.root or "", writer=name, batch=0)
         }  # fmt: skip
 
-    def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> Exported:
+    def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> ExportedAmount:
         """
         Stage every table in the tasks, and commit them together. Durable on return.
 
@@ -75,7 +75,7 @@ class TopicExporter:
             UsageError: the format is OTLP, and a table is not a view.
         """
         staged: list[StagedParts] = []
-        exported = Exported()
+        exported = ExportedAmount()
         for name, frame in tables.items():
             json = self._settings.format == "json"
             if not json and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
@@ -86,7 +86,7 @@ class TopicExporter:
             task = _MessageTask(self._place.root or "", self._topic, name, json, batch.query, batch.number)
             rows = wanted.mapInArrow(task, _STAGED).toArrow().to_pylist()
             staged.append(StagedParts(tuple(SinkPart(row["part"], row["topic"], row["messages"]) for row in rows)))
-            exported += Exported(sum(row["rows"] for row in rows), sum(row["bytes"] for row in rows))
+            exported += ExportedAmount(sum(row["rows"] for row in rows), sum(row["bytes"] for row in rows))
         commit_messages(REAL_FILES, self._place, writer=batch.query, batch=batch.number, staged=staged)
         return exported
 

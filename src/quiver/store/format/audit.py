@@ -21,14 +21,14 @@ from typing import Any, Literal, get_args
 __all__ = [
     "AUDIT_RANGES_MAX",
     "AUDIT_WHY_LENGTH_MAX",
+    "AuditOutcome",
     "AuditRecord",
-    "Outcome",
     "decode_audit",
     "encode_audit_record",
     "ranges_of",
 ]
 
-Outcome = Literal["acked", "rejected", "dropped"]
+AuditOutcome = Literal["acked", "rejected", "dropped"]
 
 AUDIT_WHY_LENGTH_MAX = 100
 """The maximum length of a reason, in characters; the rest is cut."""
@@ -59,7 +59,7 @@ class AuditRecord:
     subscriber: str
     segment: int
     bundles: tuple[tuple[int, int], ...]
-    outcome: Outcome
+    outcome: AuditOutcome
     why: str = ""
 
 
@@ -105,7 +105,7 @@ def _decode_line(line: bytes) -> AuditRecord | None:
     try:
         fields = json.loads(line)
         moment = _TIME.fullmatch(fields["at"])
-        if moment is None or fields["outcome"] not in get_args(Outcome):
+        if moment is None or fields["outcome"] not in get_args(AuditOutcome):
             return None
         seconds = int((datetime.fromisoformat(f"{moment[1]}+00:00") - _EPOCH).total_seconds())
         bundles = tuple((int(first), int(last)) for first, last in fields["bundles"])

@@ -3,7 +3,7 @@ A streaming query over a store on several cores: one subscriber in each core, on
 
 Cores may be added and removed while the query runs. A new core is read from its beginning, or from the subscriber's
 position in it. A core is removed only after every subscriber has finished it; the offsets keep its last position.
-Durability is handled for each core separately (`subscription.py`); the cores share only the batch.
+Durability is handled for each core separately (`stream_subscriber.py`); the cores share only the batch.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import Any
 from quiver.errors import DataLossError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.reading.offsets import STORE_UNKNOWN, CoresOffset, StreamOffset
-from quiver.store.reading.partitions import Span, pack
+from quiver.store.reading.partitions import BundleRange, pack
 from quiver.store.reading.segments import store_roots
 from quiver.store.reading.stream_options import SourceOptions
-from quiver.store.reading.subscription import Subscription
+from quiver.store.reading.stream_subscriber import StreamSubscriber
 
-__all__ = ["CoresSubscription"]
+__all__ = ["CoresStreamSubscriber"]
 
-MakeSubscription = Callable[[str, bool], Subscription]
+MakeStreamSubscriber = Callable[[str, bool], StreamSubscriber]
 """Gets the directory of a core, and whether the core existed when the query began."""
 
 
-class CoresSubscription:
+class CoresStreamSubscriber:
     """
     The position of one query in a store on several cores. Not thread-safe: Spark never makes concurrent calls.
 
     Args:
         fs: the file system.
         options: of the load.
-        make: creates the subscription of one core.
+        make: creates the subscriber of one core.
         parallelism: the number of tasks that run at the same time.
     """
 
-    def __init__(self, fs: FileSystem, options: SourceOptions, make: MakeSubscription, *, parallelism: int) -> None:
+    def __init__(self, fs: FileSystem, options: SourceOptions, make: MakeStreamSubscriber, *, parallelism: int) -> None:
         self._fs = fs
         self._options = options
         self._make = make
         self._parallelism = parallelism
-        self._cores: dict[int, Subscription] = {}
+        self._cores: dict[int, StreamSubscriber] = {}
         self._inodes: dict[int, int] = {}
         self._has_begun = False
         self._available: frozenset[int] | None = None
@@ -94,7 +94,7 @@ class CoresSubscription:
             if core in live and _is_of(offset, live[core]):
                 live[core].commit(offset.to_json())
 
-    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Span, ...]]:
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[BundleRange, ...]]:
         """
         Return the partitions of one batch. The same offsets always give the same bundles.
 
@@ -103,12 +103,12 @@ class CoresSubscription:
         """
         live = self._live()
         first, last = self._parse(start, live), self._parse(end, live)
-        spans: list[Span] = []
+        ranges: list[BundleRange] = []
         for core, offset in sorted(last.cores.items()):
             if first.cores.get(core) == offset:
                 continue
             if core in live and _is_of(offset, live[core]):
-                spans += live[core].spans(self._begin(first, core, live[core]), offset.to_json())
+                ranges += live[core].ranges(self._begin(first, core, live[core]), offset.to_json())
             elif self._options.fail_on_data_loss:
                 raise DataLossError(
                     f"{self._options.path}/core_{core}",
@@ -116,7 +116,7 @@ class CoresSubscription:
                     f"the batch needs bundles before {offset.position} of store {offset.store}, which was removed; "
                     "failOnDataLoss=false continues without them",
                 )
-        return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
+        return pack(ranges, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
 
     def available_now(self) -> None:
         """From now on, return no bundles that are not yet in the store."""
@@ -136,8 +136,8 @@ class CoresSubscription:
         for one in self._cores.values():
             one.release()
 
-    def _live(self) -> dict[int, Subscription]:
-        """Return the existing cores, each with its subscription."""
+    def _live(self) -> dict[int, StreamSubscriber]:
+        """Return the existing cores, each with its subscriber."""
         roots = {core: root for core, root in store_roots(self._fs, self._options.path).items() if core is not None}
         # By inode: a core that was removed may have been created again, and is then another core.
         there = {core: self._fs.stat(root).inode for core, root in roots.items()}
@@ -149,7 +149,7 @@ class CoresSubscription:
                 self._inodes[core] = there[core]
         return dict(sorted(self._cores.items()))
 
-    def _parse(self, value: Mapping[str, Any], live: Mapping[int, Subscription]) -> CoresOffset:
+    def _parse(self, value: Mapping[str, Any], live: Mapping[int, StreamSubscriber]) -> CoresOffset:
         is_single = value.get("v") != 2
         offset = CoresOffset.from_json(value, {core: one.store for core, one in live.items()} if is_single else {})
         strangers = [core for core, known in offset.cores.items() if core in live and not _is_of(known, live[core])]
@@ -159,13 +159,13 @@ class CoresSubscription:
         return offset
 
     @staticmethod
-    def _begin(offset: CoresOffset, core: int, subscription: Subscription) -> dict[str, Any]:
+    def _begin(offset: CoresOffset, core: int, subscriber: StreamSubscriber) -> dict[str, Any]:
         """Return where to read *core* from: its position in the checkpoint, or for a new core the acknowledged one."""
         known = offset.cores.get(core)
-        if known is not None and _is_of(known, subscription):
+        if known is not None and _is_of(known, subscriber):
             return known.to_json()
-        return subscription.initial()
+        return subscriber.initial()
 
 
-def _is_of(offset: StreamOffset, subscription: Subscription) -> bool:
-    return STORE_UNKNOWN in {offset.store, subscription.store} or offset.store == subscription.store
+def _is_of(offset: StreamOffset, subscriber: StreamSubscriber) -> bool:
+    return STORE_UNKNOWN in {offset.store, subscriber.store} or offset.store == subscriber.store

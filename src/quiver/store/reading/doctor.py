@@ -22,7 +22,7 @@ from quiver.settings import Settings
 
 __all__ = ["Diagnosis", "Latency", "Remark", "diagnose"]
 
-Verdict = Literal["good", "watch", "bad"]
+Rating = Literal["good", "watch", "bad"]
 
 SAMPLES = 40
 _BLOCK = bytes(range(256)) * 16
@@ -56,7 +56,7 @@ class Remark:
     """One result: the subject of a test, its verdict, and what that means."""
 
     subject: str
-    verdict: Verdict
+    verdict: Rating
     said: str
 
 
@@ -244,7 +244,7 @@ def _on_room(free: int) -> Remark:
 
 
 def _abilities(fs: FileSystem, directory: str) -> Iterator[Remark]:
-    tried: tuple[tuple[str, Verdict, str, str, Callable[[FileSystem, str], None]], ...] = (
+    tried: tuple[tuple[str, Rating, str, str, Callable[[FileSystem, str], None]], ...] = (
         ("locks", "bad", "one writer at a time is enforced", "two writers could open one store", _try_locks),
         ("mapping", "bad", "segments are read without copying", "segments cannot be read", _try_mapping),
         ("reserved blocks", "watch", "a full disk is detected early", "zeros are written instead", _try_reserve),

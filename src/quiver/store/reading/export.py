@@ -25,7 +25,7 @@ from quiver.errors import UsageError
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX
 from quiver.primitives.disk.file_system import File, FileSystem
 
-__all__ = ["ExportFormat", "Exported", "export", "format_of", "plain_schema"]
+__all__ = ["ExportFormat", "ExportedFile", "export", "format_of", "plain_schema"]
 
 ExportFormat = Literal["parquet", "arrow", "jsonl"]
 
@@ -37,7 +37,7 @@ _JSON_ROWS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedFile:
     """The file that was written, with `rows` rows and `size_bytes` bytes."""
 
     path: str
@@ -89,7 +89,7 @@ def export(
     batches: Iterable[pa.RecordBatch],
     *,
     file_mode: int | None = None,
-) -> Exported:
+) -> ExportedFile:
     """
     Write *batches*, all of *schema*, to the file *path*, replacing an existing one. Durable on return.
 
@@ -119,7 +119,7 @@ def export(
                 fs.remove(temporary)
     fs.rename(temporary, path)
     fs.sync_dir(posixpath.dirname(path) or ".")
-    return Exported(path, rows, sink.offset)
+    return ExportedFile(path, rows, sink.offset)
 
 
 class _Sink:

@@ -1,8 +1,8 @@
 """
 The subscribers of a store and their lag, from its files alone, and the changes that an operator can make.
 
-`subscriber_lags` takes no lock and changes nothing. `drop` and `rewind` hold the subscriber's own lock for a moment. So
-all of them work while a store is open, but `drop` and `rewind` fail while an owner works for the subscriber.
+`summarize_subscribers` takes no lock and changes nothing. `drop` and `rewind` hold the subscriber's own lock for a
+moment. So all of them work while a store is open, but `drop` and `rewind` fail while an owner works for the subscriber.
 """
 
 from __future__ import annotations
@@ -36,7 +36,15 @@ from quiver.store.subscribers.progress_store import (
 )
 from quiver.store.subscribers.state import SegmentRef, Segments, Start, SubscriberState, start_segment
 
-__all__ = ["Rewound", "SealedSegments", "SubscriberLag", "drop", "find_segments", "rewind", "subscriber_lags"]
+__all__ = [
+    "RewindEffect",
+    "SealedSegments",
+    "SubscriberSummary",
+    "drop",
+    "find_segments",
+    "rewind",
+    "summarize_subscribers",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class SealedSegments:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriberLag:
+class SubscriberSummary:
     """
     The lag of one subscriber, in sealed bundles. A value is None when it is unknown; `problem` has the reason.
 
@@ -80,7 +88,7 @@ class SubscriberLag:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewound:
+class RewindEffect:
     """
     The effect of `rewind`.
 
@@ -134,7 +142,7 @@ def find_segments(fs: FileSystem, root: str) -> SealedSegments:
     return SealedSegments(every, tuple(unreadable), frozenset(info.seq for info in cold))
 
 
-def subscriber_lags(fs: FileSystem, root: str, *, now_ns: int) -> list[SubscriberLag]:
+def summarize_subscribers(fs: FileSystem, root: str, *, now_ns: int) -> list[SubscriberSummary]:
     """
     Return the lag of every subscriber of the store at *root*, by name.
 
@@ -160,7 +168,7 @@ def _load(fs: FileSystem, root: str, subscriber: str) -> Progress | str | None:
 
 def _lag_of(
     fs: FileSystem, root: str, subscriber: str, progress: Progress | str, segments: Sequence[SegmentInfo], now_ns: int
-) -> SubscriberLag:
+) -> SubscriberSummary:
     lock = f"{root}/{subscriber_lock_name(subscriber)}"
     held, owner = is_held(fs, lock), holder_of(fs, lock)
     try:
@@ -169,7 +177,7 @@ def _lag_of(
         changed_ns = now_ns
     age_s = max(now_ns - changed_ns, 0) / 1e9
     if isinstance(progress, str):
-        return SubscriberLag(subscriber, None, None, None, None, age_s, held, owner, progress)
+        return SubscriberSummary(subscriber, None, None, None, None, age_s, held, owner, progress)
     state = SubscriberState.from_progress(progress)
     bundles = size = 0
     behind: list[SegmentInfo] = []
@@ -181,7 +189,7 @@ def _lag_of(
             behind.append(segment)
     times = [segment.ingested_min_ns for segment in behind if segment.ingested_min_ns is not None]
     oldest_s = (now_ns - min(times)) / 1e9 if times else None
-    return SubscriberLag(subscriber, bundles, len(behind), size, oldest_s, age_s, held, owner)
+    return SubscriberSummary(subscriber, bundles, len(behind), size, oldest_s, age_s, held, owner)
 
 
 def _pending(state: SubscriberState, segment: SegmentInfo) -> int:
@@ -217,7 +225,7 @@ def drop(fs: FileSystem, root: str, subscriber: str) -> int | None:
     return pending
 
 
-def rewind(fs: FileSystem, root: str, subscriber: str, to: Start, *, clock: Clock = SYSTEM_CLOCK) -> Rewound:
+def rewind(fs: FileSystem, root: str, subscriber: str, to: Start, *, clock: Clock = SYSTEM_CLOCK) -> RewindEffect:
     """
     Move *subscriber* to the position *to*. Durable on return.
 
@@ -267,7 +275,7 @@ def rewind(fs: FileSystem, root: str, subscriber: str, to: Start, *, clock: Cloc
             save_rewound(fs, root, subscriber, moved, profile=profile)
         position = state.position(segments)
         again = state.pending_count(segments) - before + skipped
-        return Rewound(position.segment, position.index, again, skipped)
+        return RewindEffect(position.segment, position.index, again, skipped)
     finally:
         lock.release()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from quiver.bundle import BundleRef
 
-__all__ = ["PARTITION_BYTES_MIN", "Limits", "SegmentSummary", "Span", "end_of", "pack", "spans_between", "take"]
+__all__ = ["PARTITION_BYTES_MIN", "BundleRange", "Limits", "SegmentSummary", "end_of", "pack", "ranges_between", "take"]
 
 PARTITION_BYTES_MIN = 16 * 1024 * 1024
 """Below this size a second task costs more (25 to 30 ms each) than it saves."""
@@ -41,7 +41,7 @@ class SegmentSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class BundleRange:
     """Bundles *start* (inclusive) to *stop* (exclusive) of one segment."""
 
     segment: int
@@ -75,7 +75,7 @@ class Limits:
         return Limits(*parts)
 
 
-def end_of(segments: Sequence[SegmentSummary] | Sequence[Span], start: BundleRef) -> BundleRef:
+def end_of(segments: Sequence[SegmentSummary] | Sequence[BundleRange], start: BundleRef) -> BundleRef:
     """Return the position after the last segment, never one below *start*."""
     if not segments:
         return start
@@ -135,46 +135,46 @@ def _remaining(limit: int | None, used: float, each: float) -> int:
     return int((limit - used) / each)
 
 
-def spans_between(segments: Iterable[SegmentSummary], start: BundleRef, end: BundleRef) -> list[Span]:
-    """Return the bundles from *start* to before *end*, one span per segment, ascending."""
-    spans = []
+def ranges_between(segments: Iterable[SegmentSummary], start: BundleRef, end: BundleRef) -> list[BundleRange]:
+    """Return the bundles from *start* to before *end*, one range per segment, ascending."""
+    ranges = []
     for segment in segments:
         first = start.index if segment.segment == start.segment else 0
         stop = min(segment.bundle_count, end.index) if segment.segment == end.segment else segment.bundle_count
         if start.segment <= segment.segment <= end.segment and first < stop:
             size = segment.size_bytes * (stop - first) // segment.bundle_count
-            spans.append(Span(segment.segment, segment.path, first, stop, size))
-    return spans
+            ranges.append(BundleRange(segment.segment, segment.path, first, stop, size))
+    return ranges
 
 
-def pack(spans: Sequence[Span], *, parallelism: int, partitions_min: int = 0) -> list[tuple[Span, ...]]:
+def pack(ranges: Sequence[BundleRange], *, parallelism: int, partitions_min: int = 0) -> list[tuple[BundleRange, ...]]:
     """
-    Distribute *spans* over tasks, about equally by bytes and in order. Bundles are never divided.
+    Distribute *ranges* over tasks, about equally by bytes and in order. Bundles are never divided.
 
     Args:
-        spans: ascending.
+        ranges: ascending.
         parallelism: the number of tasks that run at the same time, and the default maximum of partitions.
         partitions_min: the minimum number of partitions, if there are that many bundles; 0 leaves it to the bytes.
     """
-    total = sum(span.size_bytes for span in spans)
-    bundles = sum(span.stop - span.start for span in spans)
+    total = sum(bundle_range.size_bytes for bundle_range in ranges)
+    bundles = sum(bundle_range.stop - bundle_range.start for bundle_range in ranges)
     if bundles == 0:
         return []
     wanted = min(parallelism, -(-total // PARTITION_BYTES_MIN))
     count = max(1, min(bundles, max(wanted, partitions_min)))
-    packed: list[tuple[Span, ...]] = []
-    current: list[Span] = []
+    packed: list[tuple[BundleRange, ...]] = []
+    current: list[BundleRange] = []
     # Weights, not bytes: a segment whose streams are empty still has bundles that a task must open.
-    weight = sum(_weight(span) for span in spans)
+    weight = sum(_weight(bundle_range) for bundle_range in ranges)
     done = 0.0
-    for span in spans:
-        each = _weight(span) / (span.stop - span.start)
-        start = span.start
-        while start < span.stop:
+    for bundle_range in ranges:
+        each = _weight(bundle_range) / (bundle_range.stop - bundle_range.start)
+        start = bundle_range.start
+        while start < bundle_range.stop:
             boundary = weight * (len(packed) + 1) / count
-            fits = max(1, round((boundary - done) / each)) if len(packed) + 1 < count else span.stop - start
-            stop = min(span.stop, start + fits)
-            current.append(_cut(span, start, stop))
+            fits = max(1, round((boundary - done) / each)) if len(packed) + 1 < count else bundle_range.stop - start
+            stop = min(bundle_range.stop, start + fits)
+            current.append(_cut(bundle_range, start, stop))
             done += each * (stop - start)
             start = stop
             if len(packed) + 1 < count and done >= boundary - each / 2:
@@ -185,10 +185,10 @@ def pack(spans: Sequence[Span], *, parallelism: int, partitions_min: int = 0) ->
     return packed
 
 
-def _weight(span: Span) -> float:
-    return span.size_bytes + (span.stop - span.start)
+def _weight(bundle_range: BundleRange) -> float:
+    return bundle_range.size_bytes + (bundle_range.stop - bundle_range.start)
 
 
-def _cut(span: Span, start: int, stop: int) -> Span:
-    size = span.size_bytes * (stop - start) // (span.stop - span.start)
-    return Span(span.segment, span.path, start, stop, size)
+def _cut(bundle_range: BundleRange, start: int, stop: int) -> BundleRange:
+    size = bundle_range.size_bytes * (stop - start) // (bundle_range.stop - bundle_range.start)
+    return BundleRange(bundle_range.segment, bundle_range.path, start, stop, size)

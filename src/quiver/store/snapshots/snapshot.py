@@ -59,7 +59,7 @@ __all__ = [
     "COMPANIONS_DIR",
     "Copied",
     "CopyPositions",
-    "Part",
+    "SnapshotStore",
     "check_snapshot",
     "places_in",
     "restore",
@@ -81,7 +81,7 @@ to it.
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SnapshotStore:
     """
     One store of a snapshot, with its cores.
 
@@ -113,14 +113,14 @@ def snapshot(
         UsageError: *root* is not a store, or *target* exists or is inside it.
         OSError: the disk reported an error; there is no *target*.
     """
-    others = {ending: Part(path, f"{COMPANIONS_DIR}/{ending}") for ending, path in (companions or {}).items()}
+    others = {ending: SnapshotStore(path, f"{COMPANIONS_DIR}/{ending}") for ending, path in (companions or {}).items()}
     # An intake writes into the store, and the store into the others.
     before = [part for ending, part in others.items() if ending.startswith("intake")]
     after = [part for part in others.values() if part not in before]
-    return snapshot_parts(fs, [*before, Part(root), *after], target, now_ns=now_ns)
+    return snapshot_parts(fs, [*before, SnapshotStore(root), *after], target, now_ns=now_ns)
 
 
-def snapshot_parts(fs: FileSystem, parts: Sequence[Part], target: str, *, now_ns: int) -> Copied:
+def snapshot_parts(fs: FileSystem, parts: Sequence[SnapshotStore], target: str, *, now_ns: int) -> Copied:
     """
     Copy *parts*, in the order of the flow, to the new directory *target*. Durable and complete on return.
 

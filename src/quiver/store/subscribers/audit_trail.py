@@ -19,8 +19,8 @@ from quiver.observe import Observer
 from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.store.format.audit import (
     AUDIT_RANGES_MAX,
+    AuditOutcome,
     AuditRecord,
-    Outcome,
     decode_audit,
     encode_audit_record,
     ranges_of,
@@ -60,11 +60,11 @@ class AuditTrail:
         self._file: File | None = None
         self._size = 0
 
-    def resolved(self, subscriber: str, segment: int, index: int, outcome: Outcome, why: str = "") -> None:
+    def resolved(self, subscriber: str, segment: int, index: int, outcome: AuditOutcome, why: str = "") -> None:
         """Add the outcome of one bundle."""
         self._note(AuditRecord(self._clock.now_ns(), subscriber, segment, ((index, index),), outcome, why))
 
-    def resolved_many(self, subscriber: str, segment: int, bits: int, outcome: Outcome, why: str = "") -> None:
+    def resolved_many(self, subscriber: str, segment: int, bits: int, outcome: AuditOutcome, why: str = "") -> None:
         """Add the outcome of the bundles whose bits are set."""
         ranges = ranges_of(bits)
         for first in range(0, len(ranges), AUDIT_RANGES_MAX):

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 from quiver.bundle import Bundle, BundleRef
 from quiver.errors import BundleUnavailableError, CorruptionError, UsageError
 from quiver.lazy_names import warn_renamed
-from quiver.store.format.audit import Outcome
+from quiver.store.format.audit import AuditOutcome
 from quiver.store.subscribers.queue import DeliveryQueue, RunClaim
 from quiver.store.subscribers.records import SubscriberRecord, SubscriberTable
 
@@ -219,7 +219,7 @@ class Claims:
 
     # ── deciding ─────────────────────────────────────────────────────────────────────────────────────
 
-    def settle(self, record: SubscriberRecord, handle: BundleHandle, outcome: Outcome, reason: str = "") -> None:
+    def settle(self, record: SubscriberRecord, handle: BundleHandle, outcome: AuditOutcome, reason: str = "") -> None:
         """
         Resolve the bundle of *handle* as "acked" or "rejected"; see `BundleHandle`.
 
@@ -250,7 +250,12 @@ class Claims:
             raise refused
 
     def _settle(
-        self, record: SubscriberRecord, queue: DeliveryQueue, handle: BundleHandle, outcome: Outcome, reason: str = ""
+        self,
+        record: SubscriberRecord,
+        queue: DeliveryQueue,
+        handle: BundleHandle,
+        outcome: AuditOutcome,
+        reason: str = "",
     ) -> bool:
         """Resolve the bundle of *handle*, under the condition; return whether it was unresolved before."""
         ref = handle.ref
@@ -281,7 +286,7 @@ class Claims:
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────
 
     def settle_run(
-        self, record: SubscriberRecord, run: RunClaim, bits: int, outcome: Outcome, reason: str = ""
+        self, record: SubscriberRecord, run: RunClaim, bits: int, outcome: AuditOutcome, reason: str = ""
     ) -> None:
         """Resolve those of *bits* that *run* still claims as "acked" or "rejected"; see `BundleRun`."""
         with self._lock:

@@ -15,7 +15,7 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.cold.blocks import BLOCK_BYTES, pack_block
 from quiver.topics.format.descriptor import INDEX_EVERY_MESSAGES, ObjectCompression
 from quiver.topics.format.frame import FRAME_HEADER_BYTES, FramePlace, encode_frame
-from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost, Span
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost, ReadStart
 
 __all__ = ["ObjectSource", "SourceRange"]
 
@@ -24,7 +24,7 @@ __all__ = ["ObjectSource", "SourceRange"]
 class SourceRange:
     """A range of messages: from `first_offset` to below `next_offset`, found from `span` on."""
 
-    span: Span
+    span: ReadStart
     first_offset: int
     next_offset: int
     bytes_max: int | None

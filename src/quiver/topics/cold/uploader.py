@@ -49,7 +49,7 @@ from quiver.topics.format.names import (
     pending_object_name,
 )
 from quiver.topics.settings import UploaderSettings
-from quiver.topics.wal.files import Span
+from quiver.topics.wal.files import ReadStart
 from quiver.topics.wal.writer import Wal
 
 __all__ = ["PARTS_PARALLEL", "PART_BYTES", "READ_BYTES", "Uploader", "uploaded_from"]
@@ -218,14 +218,14 @@ class Uploader:
             self._nearest(span, first), first, min(limit, span.next_offset), self._settings.max_batch_bytes
         )
 
-    def _nearest(self, span: Span, first: int) -> Span:
+    def _nearest(self, span: ReadStart, first: int) -> ReadStart:
         # The end of the last upload is nearer than the log's own marks, if the range starts there.
         hint = self._hint
         if hint is None or hint.last_committed_offset + 1 != first or hint.last_read_byte_position > span.end:
             return span
         if parse_wal_file_name(span.path.rpartition("/")[2], self._file_name) != hint.last_read_file_seq:
             return span
-        return Span(span.path, hint.last_read_byte_position, first, span.end, span.next_offset)
+        return ReadStart(span.path, hint.last_read_byte_position, first, span.end, span.next_offset)
 
     # ── an object ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -39,14 +39,14 @@ from quiver.topics.format.message import Message
 from quiver.topics.format.subscription import SavedSubscription, SubscriptionKind
 from quiver.topics.settings import SubscriptionSettings
 
-__all__ = ["DeadLetter", "Subscription"]
+__all__ = ["DeadLetterWriter", "Subscription"]
 
 _AHEAD_OF_WINDOW = 16
 _WAIT_S_MAX = 3600.0
 """Longest single wait: a condition accepts no timeout of centuries, but a caller may pass one."""
 
 
-class DeadLetter(Protocol):
+class DeadLetterWriter(Protocol):
     """Stores a message that no consumer could process; durable on return."""
 
     def __call__(self, message: Message, *, subscription: str, attempts: int) -> None:
@@ -83,7 +83,7 @@ class Subscription:
         settings: SubscriptionSettings,
         keep: SubscriptionFiles | None,
         lock: Lock | None,
-        dead_letter: DeadLetter,
+        dead_letter: DeadLetterWriter,
         clock: Clock,
         observer: Observer,
     ) -> None:

@@ -25,8 +25,8 @@ from quiver.primitives.scan import Answer, Damage, Frame
 __all__ = [
     "REQUESTS_DIR",
     "REQUEST_BYTES_MAX",
-    "Refusal",
-    "Request",
+    "CommandFailure",
+    "TopicRequest",
     "decode_answer",
     "decode_request",
     "encode_answer",
@@ -50,14 +50,14 @@ _NAME = re.compile(r"([0-9a-f]{16})\.(request|taken|answer)")
 _ERROR_PARTS = 2
 
 
-class Request(NamedTuple):
+class TopicRequest(NamedTuple):
     """A command and its arguments."""
 
     command: str
     arguments: Mapping[str, Any]
 
 
-class Refusal(NamedTuple):
+class CommandFailure(NamedTuple):
     """The error with which a command ended: its class and its message."""
 
     kind: str
@@ -75,12 +75,12 @@ def parse_request_name(name: str) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[2])
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: TopicRequest) -> bytes:
     """Encode a request."""
     return encode_note({_REQUEST_KEY: _VERSION, "command": request.command, "arguments": dict(request.arguments)})
 
 
-def decode_request(data: Buffer) -> Answer[Request]:
+def decode_request(data: Buffer) -> Answer[TopicRequest]:
     """Decode a request."""
     answer = _note(data, _REQUEST_KEY)
     if not isinstance(answer, Frame):
@@ -88,7 +88,7 @@ def decode_request(data: Buffer) -> Answer[Request]:
     command, arguments = answer.value.get("command"), answer.value.get("arguments")
     if not isinstance(command, str) or not isinstance(arguments, dict):
         return Damage(0, "not a request: it has no command, or no arguments")
-    return Frame(Request(command, arguments), answer.end)
+    return Frame(TopicRequest(command, arguments), answer.end)
 
 
 def encode_answer(result: Mapping[str, Any]) -> bytes:
@@ -96,12 +96,12 @@ def encode_answer(result: Mapping[str, Any]) -> bytes:
     return encode_note({_ANSWER_KEY: _VERSION, "result": dict(result)})
 
 
-def encode_refusal(refusal: Refusal) -> bytes:
+def encode_refusal(refusal: CommandFailure) -> bytes:
     """Encode the error of a command."""
     return encode_note({_ANSWER_KEY: _VERSION, "error": list(refusal)})
 
 
-def decode_answer(data: Buffer) -> Answer[Mapping[str, Any] | Refusal]:
+def decode_answer(data: Buffer) -> Answer[Mapping[str, Any] | CommandFailure]:
     """Decode an answer: a result, or an error."""
     answer = _note(data, _ANSWER_KEY)
     if not isinstance(answer, Frame):
@@ -110,7 +110,7 @@ def decode_answer(data: Buffer) -> Answer[Mapping[str, Any] | Refusal]:
     if isinstance(result, dict):
         return Frame(result, answer.end)
     if isinstance(error, list) and len(error) == _ERROR_PARTS and all(isinstance(one, str) for one in error):
-        return Frame(Refusal(*error), answer.end)
+        return Frame(CommandFailure(*error), answer.end)
     return Damage(0, "not an answer: it has neither a result nor an error")
 
 

@@ -23,8 +23,8 @@ __all__ = [
     "Good",
     "Lost",
     "OnLost",
-    "Recovered",
-    "Span",
+    "ReadStart",
+    "RecoveredWal",
     "WalFile",
     "quarantine_damage",
     "read_frames",
@@ -123,7 +123,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ReadStart:
     """Where to start reading for an offset: a frame at or before it, and how far the file may be read."""
 
     path: str
@@ -134,7 +134,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredWal:
     """
     The contents of a directory: the starting point of a `Wal`.
 

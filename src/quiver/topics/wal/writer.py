@@ -34,7 +34,7 @@ from quiver.topics.settings import WalSettings
 from quiver.topics.wal.append_signal import AppendSignal
 from quiver.topics.wal.commit_lock import GroupCommitLock
 from quiver.topics.wal.file_list import SealedFiles, checkpoint_of
-from quiver.topics.wal.files import MARK_MESSAGES, FileMarks, Recovered, Span, WalFile
+from quiver.topics.wal.files import MARK_MESSAGES, FileMarks, ReadStart, RecoveredWal, WalFile
 
 __all__ = ["FILE_BYTES_MAX", "Wal"]
 
@@ -75,7 +75,7 @@ class Wal:
         cache: MessageCache,
         clock: Clock,
         observer: Observer,
-        recovered: Recovered,
+        recovered: RecoveredWal,
         on_dirty: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._fs = fs
@@ -433,7 +433,7 @@ class Wal:
     def _path_of(self, seq: int) -> str:
         return f"{self.directory}/{wal_file_name(seq, self._settings.file_name)}"
 
-    def locate(self, offset: int) -> Span | None:
+    def locate(self, offset: int) -> ReadStart | None:
         """
         Return where to read *offset* from, or None if no file has it.
 
@@ -444,7 +444,7 @@ class Wal:
                 if file.first_offset <= offset < file.next_offset:
                     marks = self._sealed.marks_of(file.path) if file.sealed else self._active_marks
                     expected, position = marks.before(offset, file.first_offset)
-                    return Span(file.path, position, expected, file.size_bytes, file.next_offset)
+                    return ReadStart(file.path, position, expected, file.size_bytes, file.next_offset)
         return None
 
     def marks_of(self, path: str) -> FileMarks:

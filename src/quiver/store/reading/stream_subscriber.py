@@ -38,7 +38,7 @@ from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import DROP_LEDGER, STORE_ID
 from quiver.store.reading.checkpoint import Checkpoint
 from quiver.store.reading.offsets import StreamOffset
-from quiver.store.reading.partitions import Limits, Span, pack, spans_between, take
+from quiver.store.reading.partitions import BundleRange, Limits, pack, ranges_between, take
 from quiver.store.reading.segments import SegmentList, store_identity
 from quiver.store.reading.store_files import StoreFiles
 from quiver.store.reading.stream_options import SourceOptions
@@ -46,7 +46,7 @@ from quiver.store.subscribers.progress_store import SubscriberFile, create_if_mi
 from quiver.store.subscribers.retry_set import RetrySetReader, before_retries
 from quiver.store.subscribers.state import SegmentRef, Segments
 
-__all__ = ["LOCK_PATIENCE_S", "Subscription"]
+__all__ = ["LOCK_PATIENCE_S", "StreamSubscriber"]
 
 LOCK_PATIENCE_S = 2.0
 """A query that was just stopped holds the lock until its process has exited."""
@@ -59,7 +59,7 @@ _Signature = tuple[int, int, int]
 _log = logging.getLogger("quiver")
 
 
-class Subscription:
+class StreamSubscriber:
     """
     The position of one query in one store. Not thread-safe: Spark never makes concurrent calls.
 
@@ -163,17 +163,17 @@ class Subscription:
         """
         self._confirmed(end)
 
-    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Span, ...]]:
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[BundleRange, ...]]:
         """
         Return the partitions of one batch. The same offsets always give the same bundles.
 
         Raises:
             DataLossError: some of the bundles are missing.
         """
-        spans = self.spans(start, end)
-        return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
+        ranges = self.ranges(start, end)
+        return pack(ranges, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
 
-    def spans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Span]:
+    def ranges(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[BundleRange]:
         """
         Return the bundles of one batch, before they are distributed over tasks.
 
@@ -188,7 +188,7 @@ class Subscription:
         self._segments.check_complete(first, last)
         if self._checkpoint is not None:
             self._checkpoint.sync_offsets()  # no task may read a batch that a power loss would undo
-        return spans_between(self._segments.from_position(first), first, last)
+        return ranges_between(self._segments.from_position(first), first, last)
 
     def available_now(self) -> None:
         """From now on, return no bundles that are not yet in the store."""

@@ -13,7 +13,7 @@ from quiver.store.reading.listing import drop, rewind
 from quiver.store.reading.offsets import StreamOffset
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
-from quiver.store.reading.subscription import Subscription
+from quiver.store.reading.stream_subscriber import StreamSubscriber
 from quiver.store.subscribers.progress_store import SubscriberFile, find_subscribers
 from quiver.store.subscribers.state import SegmentRef
 from quiver.testing.clock import ManualClock
@@ -24,17 +24,17 @@ def make(store):
     """Creates the source side of a query; each one that is created again is a restarted process."""
     made = []
 
-    def subscription(**options):
+    def subscriber(**options):
         for old in made:
             old.release()
         parsed = parse_options({"path": store.root, "slot": "30", "subscriber": "exp", **options})
         segments = SegmentList(
             REAL_FILES, store.root, slots=frozenset({30}), fail_on_data_loss=parsed.fail_on_data_loss
         )
-        made.append(Subscription(REAL_FILES, parsed, segments, parallelism=2, clock=ManualClock()))
+        made.append(StreamSubscriber(REAL_FILES, parsed, segments, parallelism=2, clock=ManualClock()))
         return made[-1]
 
-    yield subscription
+    yield subscriber
     for old in made:
         old.release()
 
@@ -246,7 +246,7 @@ def test_a_segment_deleted_while_a_new_subscriber_registers_is_not_a_loss(store)
     fs = _DeletedWhenOpened(store)
     parsed = parse_options({"path": store.root, "slot": "30", "subscriber": "exp"})
     segments = SegmentList(fs, store.root, slots=frozenset({30}), fail_on_data_loss=True)
-    made = Subscription(fs, parsed, segments, parallelism=2, clock=ManualClock())
+    made = StreamSubscriber(fs, parsed, segments, parallelism=2, clock=ManualClock())
     assert made.initial() == at(1, 0)
     made.release()
 
@@ -295,7 +295,7 @@ def test_two_queries_cannot_share_a_subscriber(store, make):
     parsed = parse_options({"path": store.root, "slot": "30", "subscriber": "exp"})
     segments = SegmentList(REAL_FILES, store.root, slots=None, fail_on_data_loss=True)
     clock = ManualClock()
-    second = Subscription(REAL_FILES, parsed, segments, parallelism=1, clock=clock)
+    second = StreamSubscriber(REAL_FILES, parsed, segments, parallelism=1, clock=clock)
     with pytest.raises(DirectoryInUseError, match=str(os.getpid())):
         second.initial()
     assert 2.0 <= clock.monotonic() < 3.0
@@ -337,9 +337,9 @@ def test_a_stream_needs_a_name_and_a_store(store, tmp_path):
     """Both errors have an example."""
     segments = SegmentList(REAL_FILES, store.root, slots=None, fail_on_data_loss=True)
     with pytest.raises(UsageError, match="subscriber"):
-        Subscription(REAL_FILES, parse_options({"path": store.root, "slot": "30"}), segments, parallelism=1)
+        StreamSubscriber(REAL_FILES, parse_options({"path": store.root, "slot": "30"}), segments, parallelism=1)
     with pytest.raises(UsageError, match=r"a/b"):
-        Subscription(
+        StreamSubscriber(
             REAL_FILES, parse_options({"path": store.root, "slot": "30", "subscriber": "a/b"}), segments, parallelism=1
         )
     with pytest.raises(UsageError, match="not the directory of a store"):

@@ -8,7 +8,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.reading.offsets import StreamOffset
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
-from quiver.store.reading.subscription import Subscription
+from quiver.store.reading.stream_subscriber import StreamSubscriber
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.store.subscribers.retry_set import RetrySet
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
@@ -20,15 +20,15 @@ def make(store):
     """Creates the source side of a query; each one that is created again is a restarted process."""
     made = []
 
-    def subscription():
+    def subscriber():
         for old in made:
             old.release()
         parsed = parse_options({"path": store.root, "slot": "30", "subscriber": "exp"})
         segments = SegmentList(REAL_FILES, store.root, slots=frozenset({30}), fail_on_data_loss=True)
-        made.append(Subscription(REAL_FILES, parsed, segments, parallelism=2, clock=ManualClock()))
+        made.append(StreamSubscriber(REAL_FILES, parsed, segments, parallelism=2, clock=ManualClock()))
         return made[-1]
 
-    yield subscription
+    yield subscriber
     for old in made:
         old.release()
 

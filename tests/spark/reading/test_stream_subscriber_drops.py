@@ -16,7 +16,7 @@ from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
 from quiver.store.reading.offsets import StreamOffset
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
-from quiver.store.reading.subscription import Subscription
+from quiver.store.reading.stream_subscriber import StreamSubscriber
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.testing.clock import ManualClock
 from quiver.testing.faultfs import FaultFileSystem
@@ -31,7 +31,7 @@ class Query:
         parsed = parse_options({"path": store.root, "slot": "30", "subscriber": "exp", **options})
         segments = SegmentList(fs, store.root, slots=frozenset({30}), fail_on_data_loss=parsed.fail_on_data_loss)
         self.observer = InMemoryObserver()
-        self.side = Subscription(fs, parsed, segments, parallelism=2, clock=ManualClock(), observer=self.observer)
+        self.side = StreamSubscriber(fs, parsed, segments, parallelism=2, clock=ManualClock(), observer=self.observer)
 
     @property
     def lost(self):
