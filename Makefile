@@ -5,6 +5,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+KERNEL := src/quiver/_kernel.abi3.so
+KERNEL_TESTS := tests/kernel tests/aof/format tests/aof/recovery/test_aof_recovery.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # The first Python here that runs and is new enough; `make setup PYTHON=/path/to/python` overrides it.
@@ -19,13 +21,13 @@ DELIVERY_SECONDS ?= 300
 STRACE_STRIDE ?= 1
 FUZZ_INPUTS ?= 1000000
 
-.PHONY: help setup demo test test-fast test-slow test-kill test-crash-states test-strace test-soak test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel lock clean
+.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## build .venv from requirements.lock; needs Python 3.11 or newer
+setup: $(READY) $(KERNEL) ## build .venv from requirements.lock; needs Python 3.11 or newer
 
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Quiver needs Python 3.11 or newer; none was found on PATH." >&2; exit 1; }
@@ -38,13 +40,31 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY) ## OTLP in, two kills of the ingest, one of Spark, Parquet out, nothing missing
+kernel: ## build the compiled kernel in place, if there is a C compiler
+	@rm -f $(KERNEL)
+	@$(MAKE) --no-print-directory $(KERNEL)
+
+$(KERNEL): $(wildcard kernel/*.c kernel/*.h) hatch_build.py | $(READY)
+	@$(BIN)/python hatch_build.py
+
+demo: $(READY) $(KERNEL) ## OTLP in, two kills of the ingest, one of Spark, Parquet out, nothing missing
 	$(BIN)/quiver demo
 
-test: $(READY) ## the default suite
+test: $(READY) $(KERNEL) ## the default suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
-test-fast: $(READY) ## what takes less than two minutes and needs no Java, for every change
+test-pure: $(READY) ## the default suite without the compiled kernel
+	QUIVER_PURE=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+
+test-kernel-asan: $(READY) ## the tests of the compiled kernel with AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc)
+	@rm -rf build/asan
+	@mkdir -p build/asan
+	@cp -R src build/asan/src
+	$(BIN)/python hatch_build.py --sanitize --target build/asan/src/quiver/_kernel.abi3.so
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONMALLOC=malloc $(BIN)/python -m pytest -o pythonpath="build/asan/src tools" -o faulthandler_timeout=0 $(KERNEL_TESTS)
+
+test-fast: $(READY) $(KERNEL) ## what takes less than two minutes and needs no Java, for every change
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --fast --ignore=tests/spark
 
 test-slow: $(READY) ## the tests that take minutes
@@ -102,7 +122,7 @@ format: $(READY) ## let ruff format the tree and mend what it can
 	$(BIN)/ruff check --quiet --fix . || true
 	$(BIN)/ruff format .
 
-bench: $(READY) ## measure beside rivals: ratios, with the noise (make rival-rust first, to have that one too)
+bench: $(READY) $(KERNEL) ## measure beside rivals: ratios, with the noise (make rival-rust first, to have that one too)
 	$(BIN)/python bench/ingest.py --write docs/benchmarks.md
 	$(BIN)/python bench/engines.py --write docs/benchmarks.md
 	$(BIN)/python bench/goals.py --write docs/benchmarks.md

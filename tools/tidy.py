@@ -11,6 +11,7 @@ rules               purpose
 `import_rules`      pure formats, independent stores, dependencies downwards
 `call_rules`        disk calls in primitives, async in receivers, environment only in programs
 `name_rules`        modules are named for their contents
+`c_rules`           limits on the length of the C sources
 `text_rules`        nothing unfinished, no paths of one machine, no download hosts
 `reader_rules`      readers and Spark workers do not import the engine
 `coupling_rules`    no import circles, including type-only imports
@@ -41,6 +42,7 @@ DECISIONS = "docs/decisions/"
 
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
+C_LINES_MAX = 1500
 FOLDER_FILES_MAX = 20
 FILE_BYTES_MAX = 1 << 20
 WORDS_MIN = 10_000
@@ -94,10 +96,10 @@ LAZY_PLACES = ("src/quiver/cli/", "src/quiver/pipeline/", "src/quiver/__init__.p
 """A sub-command and a child load only what they run; `quiver.spark` loads when named, Spark when started."""
 
 ENVIRONMENT_READERS = (
-    "src/quiver/cli/", "src/quiver/demo/", "src/quiver/pipeline/", "src/quiver/qwp/environment.py",
-    "src/quiver/spark/",
+    "src/quiver/cli/", "src/quiver/demo/", "src/quiver/pipeline/", "src/quiver/primitives/kernel.py",
+    "src/quiver/qwp/environment.py", "src/quiver/spark/",
 )  # fmt: skip
-"""Programs: placeholders of a pipeline file, where Java is, and `Sender.from_env`, which is asked for by name."""
+"""Programs: placeholders of a pipeline file, where Java is; `Sender.from_env`; and QUIVER_PURE, for tests."""
 
 THREAD_PLACES = (
     "src/quiver/cli/", "src/quiver/demo/", "src/quiver/pipeline/export.py",
@@ -224,6 +226,24 @@ def _call_sentence(module: Module, node: ast.AST) -> str | None:
         if is_move or ast.unparse(called) == "shutil.move":
             return f"only primitives calls {called.attr}: go through the FileSystem port or primitives.atomic"
     return None
+
+
+def c_rules(files: Mapping[str, str]) -> Iterator[Finding]:
+    """The C sources have at most 1,500 lines, with the same limits for a file and a function as in Python."""
+    sources = {path: text for path, text in files.items() if path.endswith((".c", ".h"))}
+    total = sum(text.count("\n") for text in sources.values())
+    if total > C_LINES_MAX:
+        yield Finding("kernel", 1, f"{total} lines of C; the kernel has at most {C_LINES_MAX}: leave it to Python")
+    for path, text in sources.items():
+        lines = text.splitlines()
+        if len(lines) > FILE_LINES_MAX:
+            yield Finding(path, 1, f"{len(lines)} lines; a file has at most {FILE_LINES_MAX}: split it by purpose")
+        start = 0
+        for number, line in enumerate(lines, 1):
+            if line and line[0] not in " }/*#":
+                start = number
+            elif line.startswith("}") and number - start + 1 > FUNCTION_LINES_MAX:
+                yield Finding(path, start, f"{number - start + 1} lines; a function has at most {FUNCTION_LINES_MAX}")
 
 
 def name_rules(module: Module) -> Iterator[Finding]:
@@ -507,6 +527,7 @@ def check_tree(files: Mapping[str, str]) -> list[Finding]:
     findings = [finding for path, text in files.items() for finding in text_rules(path, text)]
     for module in modules.values():
         findings.extend(check_module(module))
+    findings.extend(c_rules(files))
     findings.extend(page_rules(files))
     findings.extend(link_rules(files))
     findings.extend(decision_rules(files))

@@ -379,3 +379,15 @@ def test_passages_of_pages_begin_at_headings_items_and_rows():
 
     assert words == 12
     assert found == ["What it is\nText that asks\nWhat follows", "What else", " What | for |"]
+
+
+def test_limits_on_the_kernel_are_checked():
+    """Long C functions, files, and too much C altogether are found; tables and prototypes are not functions."""
+    function = "static int f(void) {\n" + "    x();\n" * 69 + "}\n"
+    table = "int f(void);\n\nstatic int TABLE[] = {\n" + "    1,\n" * 10 + "};\n"
+
+    assert [finding.line for finding in tidy.c_rules({"kernel/a.c": table + function})] == [15]
+    assert not list(tidy.c_rules({"kernel/a.c": table + function.replace("    x();\n", "", 1)}))
+    long = {f"kernel/{name}.c": "int x;\n" * 600 for name in "abc"}
+    assert [finding.path for finding in tidy.c_rules(long)] == ["kernel"]
+    assert [finding.path for finding in tidy.c_rules({"kernel/a.h": "int x;\n" * 601})] == ["kernel/a.h"]

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from quiver.primitives.kernel import describe_kernel
+
 __all__ = ["options"]
 
 
@@ -19,7 +21,7 @@ def _print_version(wanted: bool) -> None:
         installed = version_of("arrow-quiver")
     except PackageNotFoundError:
         installed = "from a directory, not installed"
-    typer.echo(f"quiver {installed} (Python {platform.python_version()})")
+    typer.echo(f"quiver {installed} (Python {platform.python_version()}, {describe_kernel()})")
     raise typer.Exit
 
 

@@ -9,6 +9,7 @@ module               purpose
 `packing.py`         bounds-checked cursor over a memoryview; padding (pure)
 `scan.py`            Frame | NeedMore | Damage: the three answers of every decoder (pure)
 `small_file.py`      small files that are read and decoded completely, with one wording for their damage
+`kernel.py`          the compiled kernel, if there is one, and which functions run
 `file_kinds.py`      the kinds of files of one log: how each is recognized, described and bounded (pure)
 `findings.py`        human-readable descriptions of files and of their damage (pure)
 `batch_notes.py`     batches that many processes stage and one imports: names, checked notes, commits (pure)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from quiver.primitives.checksum import crc64_nvme, crc64_nvme_function, fold64to32
 from quiver.primitives.disk.file_system import Buffer
+from quiver.primitives.kernel import KERNEL
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = [
@@ -47,6 +48,8 @@ _OFFSET_MASK = 0xFFFF_FFFF
 _HALF = 0xFFFF_FFFF
 _BATCH_BYTES = 256 * 1024
 """Records whose checksums are compared at once: enough to share the cost of the calls, and few enough for a cache."""
+_KERNEL_BATCH_BYTES = 4 * 1024 * 1024
+"""Records that the kernel verifies in one call: enough that getting the GIL back between two calls takes little."""
 
 
 class RecordEntry(NamedTuple):
@@ -160,7 +163,7 @@ def checksum_of_bytes(view: memoryview, start: int, end: int, value: int = 0) ->
     return value
 
 
-def _scan_batch(found: RecordScan, view: memoryview, limit: int) -> bool:
+def _scan_batch_in_python(found: RecordScan, view: memoryview, limit: int) -> bool:
     """
     Add the next complete records to *found*; return False if it met one that is not, or the end.
 
@@ -194,6 +197,20 @@ def _scan_batch(found: RecordScan, view: memoryview, limit: int) -> bool:
         found.last_offset = found.end - len(payloads[-1]) - RECORD_HEAD_BYTES
         found.last_timestamp = timestamps[count - 1]
     return is_intact and count > 0
+
+
+def _scan_batch_in_kernel(found: RecordScan, view: memoryview, limit: int) -> bool:
+    """Add the next complete records to *found*; return False if there were none."""
+    end, count, last_offset, last_timestamp, found.crc64 = KERNEL.scan_records(
+        view, found.end, limit, _KERNEL_BATCH_BYTES, found.crc64
+    )
+    if count:
+        found.record_count += count
+        found.end, found.last_offset, found.last_timestamp = end, last_offset, last_timestamp
+    return bool(count)
+
+
+_scan_batch = _scan_batch_in_python if KERNEL is None else _scan_batch_in_kernel
 
 
 def scan_pieces(pieces: Iterable[Buffer], offset: int, limit: int) -> RecordScan:

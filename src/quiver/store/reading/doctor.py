@@ -18,6 +18,7 @@ from typing import Any, Literal
 from quiver.clock import Clock
 from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.kernel import KERNEL, describe_kernel
 from quiver.settings import Settings
 
 __all__ = ["Diagnosis", "Latency", "Remark", "diagnose"]
@@ -123,7 +124,13 @@ def diagnose(
     free = fs.free_bytes(directory)
     with _cleaned(fs, directory):
         latencies = _latencies(fs, directory, clock, samples, on_progress or _ignore)
-        remarks = [_on_kind(kind), _on_sync(latencies[1], kind), _on_room(free), *_abilities(fs, directory)]
+        remarks = [
+            _on_kind(kind),
+            _on_sync(latencies[1], kind),
+            _on_room(free),
+            *_abilities(fs, directory),
+            _on_kernel(),
+        ]
     is_volatile = kind in _IN_MEMORY
     return Diagnosis(
         directory,
@@ -241,6 +248,10 @@ def _on_room(free: int) -> Remark:
     if free < _ROOM_BYTES:
         return Remark("room", "watch", f"{shown}: set retention.size_cap below that, or a full disk will stop ingest")
     return Remark("room", "good", shown)
+
+
+def _on_kernel() -> Remark:
+    return Remark("kernel", "good", describe_kernel() if KERNEL is not None else f"pure Python, {describe_kernel()}")
 
 
 def _abilities(fs: FileSystem, directory: str) -> Iterator[Remark]:

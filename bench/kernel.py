@@ -1,0 +1,64 @@
+"""
+The functions of the compiled kernel beside their twins in Python: CPU of each, alternating, and the factor.
+
+    .venv/bin/python bench/kernel.py [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from time import process_time
+
+from quiver.aof.format import record
+from quiver.aof.format.record import RecordScan, encode_record
+from quiver.primitives.kernel import KERNEL, describe_kernel
+
+
+def compared(label: str, unit: str, count: int, twins: Mapping[str, Callable[[], object]], rounds: int) -> None:
+    """Print the CPU that each twin takes for one of *count* units: median, lowest and highest round."""
+    seconds: dict[str, list[float]] = {name: [] for name in twins}
+    for _ in range(rounds):
+        for name, run in twins.items():
+            started = process_time()
+            run()
+            seconds[name].append((process_time() - started) / count * 1e6)
+    for name, found in seconds.items():
+        print(f"{label}, {name}: {statistics.median(found):.3f} µs a {unit} ({min(found):.3f}-{max(found):.3f})")
+    python, compiled = map(statistics.median, seconds.values())
+    print(f"{label}: factor {python / compiled:.1f}")
+
+
+def record_scans(rounds: int) -> None:
+    """The scan of AOF2 records."""
+    for size, count in ((128, 200_000), (1024, 60_000), (65536, 1_500)):
+        some = b"".join(encode_record(bytes([number]) * size, timestamp=number) for number in range(100))
+        data = memoryview(some * (count // 100))
+
+        def scan(step: Callable[[RecordScan, memoryview, int], bool], data: memoryview = data) -> None:
+            found = RecordScan(0, 0)
+            while step(found, data, len(data)):
+                pass
+
+        twins = {
+            "Python": lambda scan=scan: scan(record._scan_batch_in_python),  # noqa: SLF001
+            "compiled": lambda scan=scan: scan(record._scan_batch_in_kernel),  # noqa: SLF001
+        }
+        compared(f"record scan, {size} bytes", "record", count, twins, rounds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare the compiled kernel with its twins.")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    if KERNEL is None:
+        print(describe_kernel(), file=sys.stderr)
+        return 1
+    record_scans(options.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+/*
+ * The compiled kernel `quiver._kernel`: functions that replace many interpreter steps by one call.
+ *
+ * Every function has a twin in Python, which is the reference. The kernel contains no format rules, recovery
+ * decisions or I/O policy. A length that was read from a file is checked before it is used.
+ */
+#ifndef QUIVER_KERNEL_H
+#define QUIVER_KERNEL_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdint.h>
+#include <string.h>
+
+/* Changes with every change of a signature; primitives/kernel.py ignores a kernel with another number. */
+#define KERNEL_API 1
+
+/* Below this many bytes a call keeps the GIL: to get it back can take a switch interval of 5 ms. */
+#define GIL_BYTES_MIN (64 * 1024)
+
+/* A reflected CRC of 32 or 64 bits. Create it with crc_init. */
+typedef struct {
+    uint64_t table[8][256];   /* the CRC of a byte, followed by 0 to 7 zero bytes */
+    uint64_t fold_512[2];     /* multipliers that move 16 bytes over 64 bytes */
+    uint64_t fold_128[2];     /* ... and over 16 bytes */
+    uint64_t mask;            /* all bits of the CRC */
+} Crc;
+
+extern Crc CRC32, CRC64_NVME;
+
+/* Return whether this processor has the instructions that the kernel needs. */
+int crc_is_supported(void);
+void crc_init_all(void);
+
+/* Return the CRC of `size` bytes, continued from `value`. */
+uint64_t crc_update(const Crc *crc, const uint8_t *data, size_t size, uint64_t value);
+
+/* The multiplier that appends `bytes` zero bytes. Begin with zeros. */
+typedef struct {
+    uint64_t bytes, multiplier;
+} Crc64Shift;
+
+/* Return the CRC-64/NVME of two messages joined, from their own; `shift` remembers the last length. */
+uint64_t crc64_join(Crc64Shift *shift, uint64_t first, uint64_t second, uint64_t second_bytes);
+
+static inline uint32_t load_u32(const uint8_t *at) {
+    uint32_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+static inline uint64_t load_u64(const uint8_t *at) {
+    uint64_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+PyObject *kernel_crc32(PyObject *module, PyObject *args);
+PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args);
+PyObject *kernel_scan_records(PyObject *module, PyObject *args);
+
+#endif

@@ -1,0 +1,38 @@
+/* The module `quiver._kernel`: its functions, and what it needs from the processor. */
+#include "kernel.h"
+
+static PyMethodDef METHODS[] = {
+    {"crc32", kernel_crc32, METH_VARARGS, "crc32(data, value=0, /): the CRC-32 (IEEE) of data, continued from value."},
+    {"crc64_nvme", kernel_crc64_nvme, METH_VARARGS,
+     "crc64_nvme(data, value=0, /): the CRC-64/NVME of data, continued from value."},
+    {"scan_records", kernel_scan_records, METH_VARARGS,
+     "scan_records(view, offset, limit, batch_bytes, crc64, /): verify consecutive AOF2 records."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int execute(PyObject *module) {
+    const uint16_t one = 1;
+    if (!*(const uint8_t *)&one || !crc_is_supported()) {
+        PyErr_SetString(PyExc_ImportError, "this processor has no carry-less multiplication");
+        return -1;
+    }
+    crc_init_all();
+    return PyModule_AddIntConstant(module, "API", KERNEL_API);
+}
+
+static PyModuleDef_Slot SLOTS[] = {
+    {Py_mod_exec, (void *)execute},
+    {0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "quiver._kernel",
+    .m_doc = "Compiled functions; each has a twin in Python.",
+    .m_methods = METHODS,
+    .m_slots = SLOTS,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void);
+
+PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&MODULE); }
