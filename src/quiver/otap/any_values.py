@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from quiver.otap.arrays import FallbackNeededError, counts_of, placed
+from quiver.otap.arrays import FallbackNeededError, checked_text, counts_of, placed
 
 __all__ = ["KINDS", "AnyValues", "Wire", "any_values", "key_values", "optional_values"]
 
@@ -82,7 +82,7 @@ class Wire:
         In an array whose offsets are starts and ends in turn, every other value is such a range.
         """
         if not len(starts):
-            return pa.array([], pa.binary())
+            return pa.nulls(0, pa.binary())
         offsets = np.empty(2 * len(starts), np.int32)
         offsets[0::2], offsets[1::2] = starts, ends
         whole = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), self.data])
@@ -95,10 +95,7 @@ class Wire:
         Raises:
             FallbackNeededError: they are not UTF-8.
         """
-        try:
-            return self.cut(starts, ends).cast(pa.string())
-        except pa.ArrowInvalid as error:
-            raise FallbackNeededError from error
+        return checked_text(self.cut(starts, ends))
 
 
 class AnyValues:
@@ -111,7 +108,7 @@ class AnyValues:
 
     def __init__(self, wire: Wire, starts: np.ndarray, ends: np.ndarray) -> None:
         self._wire, self._starts, self._ends = wire, starts, ends
-        self.kinds = np.where(ends > starts, _KIND_OF_TAG.take(wire.raw.take(starts)), 0)
+        self.kinds = _KIND_OF_TAG.take(wire.raw.take(starts)) * (ends > starts)
         self._counts = np.bincount(self.kinds, minlength=_UNUSUAL + 1)
         if self._counts[_UNUSUAL]:
             raise FallbackNeededError
@@ -135,7 +132,7 @@ class AnyValues:
         there = self.kinds == KINDS[name]
         rows = np.flatnonzero(there)
         if name not in _WIRE_TYPES:
-            return placed(self._bytes(name, rows), there)
+            return placed(self._bytes(name, rows), there, rows)
         valid = None if len(rows) == len(self) else pa.py_buffer(np.packbits(there, bitorder="little"))
         starts, ends = self._starts[rows] + 1, self._ends[rows]
         if name == "bool_value":
@@ -160,7 +157,7 @@ class AnyValues:
             FallbackNeededError: a value has an unusual encoding.
         """
         if not self.has(name):
-            return pa.array([], pa.binary()), np.zeros(0, np.int64)
+            return pa.nulls(0, pa.binary()), np.zeros(0, np.int64)
         rows = np.flatnonzero(self.kinds == KINDS[name])
         return self._bytes(name, rows), rows
 
@@ -176,20 +173,24 @@ class AnyValues:
         longest = int(widths.max())
         if int(widths.min()) < 1 or longest > _VARINT_BYTES_MAX:
             raise FallbackNeededError
+        widths = widths.astype(np.uint8)
+        last = widths - np.uint8(1)
         numbers = np.zeros(len(starts), np.uint64)
+        unusual = np.zeros(len(starts), np.bool_)
         for place in range(longest):
-            inside = widths > place
-            read = self._wire.raw.take(starts + place)
-            if (inside & ((read >= _CONTINUES) == (widths == place + 1))).any():
-                raise FallbackNeededError
-            part = (read & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
-            numbers |= np.where(inside, part, np.uint64(0))
+            read = self._wire.raw.take(starts + place) * (widths > place)
+            unusual |= (read >= _CONTINUES) != (last > place)
+            numbers |= (read & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
+        if unusual.any():
+            raise FallbackNeededError
         return numbers.view(np.int64)
 
     def _doubles(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         if (ends != starts + _DOUBLE_BYTES).any():
             raise FallbackNeededError
-        return self._wire.raw[starts[:, None] + np.arange(_DOUBLE_BYTES)].view("<f8").ravel()
+        # One double begins at every byte, as a view without a copy.
+        raw = self._wire.raw
+        return np.ndarray((len(raw) - _DOUBLE_BYTES + 1,), "<f8", raw, strides=(1,))[starts]
 
 
 def key_values(messages: pa.Array) -> tuple[pa.Array, AnyValues]:

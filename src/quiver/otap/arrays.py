@@ -9,6 +9,7 @@ a map, invalid nested values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +18,18 @@ from quiver.otap.views.schemas import TIME
 
 __all__ = [
     "FallbackNeededError",
+    "checked_text",
     "codes",
     "counts_of",
     "counts_of_binary",
     "hex_ids",
     "nanoseconds",
+    "numbers_array",
     "placed",
     "relist",
     "repeated",
+    "repeated_numbers",
+    "repeated_texts",
     "require_distinct",
     "require_one_arm",
     "signed",
@@ -36,7 +41,10 @@ __all__ = [
 ]
 
 _INT64_MAX = (1 << 63) - 1
+_MANY_KEYS = 1024
+_KEY_BYTES_MAX = 255
 _KEY_TABLE_BYTES_MAX = 64 * 1024 * 1024
+_NOT_ASCII, _CONTINUATION_MASK = 0x80, 0xC0
 _BITS = np.left_shift(np.uint64(1), np.arange(63, dtype=np.uint64))
 _HEX = np.frombuffer("".join(f"{value:02x}" for value in range(256)).encode(), np.uint16)
 
@@ -50,7 +58,8 @@ class FallbackNeededError(Exception):
 
 def counts_of(lists: pa.Array) -> np.ndarray:
     """Return the length of each list."""
-    return np.diff(np.asarray(lists.offsets))
+    offsets = np.asarray(lists.offsets)
+    return offsets[1:] - offsets[:-1]
 
 
 def repeated(counts: np.ndarray) -> np.ndarray:
@@ -92,16 +101,21 @@ def require_one_arm(arms: Sequence[pa.Array]) -> None:
         raise FallbackNeededError
 
 
-def placed(values: pa.Array, there: np.ndarray) -> pa.Array:
-    """Return an array with *values*, strings or bytes, in order where *there* is true, and null elsewhere."""
+def placed(values: pa.Array, there: np.ndarray, rows: np.ndarray | None = None) -> pa.Array:
+    """
+    Return an array with *values*, strings or bytes, in order where *there* is true, and null elsewhere.
+
+    *rows* are the indexes of *there*, for a caller that has them.
+    """
     if len(values) == len(there):
         return values
     _, own, data = values.buffers()
     offsets = np.zeros(len(there) + 1, np.int32)
     if len(values):
-        offsets[0] = np.frombuffer(own, np.int32)[values.offset]
-        offsets[1:][there] = counts_of_binary(values)
-    np.cumsum(offsets, dtype=np.int32, out=offsets)
+        ends = np.frombuffer(own, np.int32)[values.offset : values.offset + len(values) + 1]
+        offsets[0] = ends[0]
+        offsets[(np.flatnonzero(there) if rows is None else rows) + 1] = ends[1:]
+        np.maximum.accumulate(offsets, out=offsets)
     bitmap = pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(values.type, len(there), [bitmap, pa.py_buffer(offsets), data])
 
@@ -120,12 +134,41 @@ def texts(values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(values), [_nulls_where(empty), offsets, data], offset=values.offset)
 
 
+def checked_text(values: pa.Array) -> pa.Array:
+    """
+    Return bytes without nulls as strings.
+
+    Valid values that follow each other are valid as one, and then each begins with the first byte of a character. So
+    one pass over all bytes replaces a check of each value.
+
+    Raises:
+        FallbackNeededError: a value is not UTF-8.
+    """
+    if not len(values):
+        return pa.nulls(0, pa.string())
+    _, offsets, data = values.buffers()
+    places = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+    start, end = int(places[0]), int(places[-1])
+    if end > start:
+        raw = np.frombuffer(data, np.uint8)[start:end]
+        if int(raw.max()) >= _NOT_ASCII:
+            whole = [None, pa.py_buffer(np.array([start, end], np.int32)), data]
+            try:
+                pa.Array.from_buffers(pa.string(), 1, whole).validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise FallbackNeededError from error
+            begins = places[:-1][places[1:] > places[:-1]] - start
+            if (raw[begins] & _CONTINUATION_MASK == _NOT_ASCII).any():
+                raise FallbackNeededError
+    return pa.Array.from_buffers(pa.string(), len(values), [None, offsets, data], offset=values.offset)
+
+
 def counts_of_binary(values: pa.Array) -> np.ndarray:
     """Return the length of each string in bytes."""
     if len(values) == 0:
         return np.zeros(0, np.int32)
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
-    return np.diff(offsets)
+    return offsets[1:] - offsets[:-1]
 
 
 def hex_ids(values: pa.Array) -> pa.Array:
@@ -154,12 +197,17 @@ def _without_bits(raw: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return unset
 
 
+def numbers_array(numbers: np.ndarray, kind: pa.DataType, valid: np.ndarray | None = None) -> pa.Array:
+    """Return an array of *kind*, whose values are as wide as *numbers*; null where *valid* is false."""
+    bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(numbers), [bitmap, pa.py_buffer(numbers)])
+
+
 def signed(values: pa.Array) -> pa.Array:
     """Return unsigned 64-bit numbers as int64; numbers that do not fit are null."""
-    numbers = np.asarray(values)
-    if len(numbers) and int(numbers.max()) > _INT64_MAX:
-        return pa.array(numbers.view(np.int64), pa.int64(), mask=numbers > _INT64_MAX)
-    return pa.array(numbers.view(np.int64), pa.int64())
+    numbers = np.ascontiguousarray(values)
+    fits = numbers <= _INT64_MAX
+    return numbers_array(numbers, pa.int64(), None if fits.all() else fits)
 
 
 nanoseconds = signed
@@ -169,14 +217,24 @@ nanoseconds = signed
 def times(values: pa.Array) -> pa.Array:
     """Return nanoseconds since the epoch as timestamps, truncated to microseconds; 0 (unknown) is null."""
     numbers = np.asarray(values)
-    micros = (numbers // np.uint64(1000)).view(np.int64)
-    unknown = numbers == 0
-    return pa.array(micros, pa.int64(), mask=unknown if unknown.any() else None).cast(TIME)
+    known = numbers != 0
+    return numbers_array(numbers // np.uint64(1000), TIME, None if known.all() else known)
 
 
 def widened(values: pa.Array) -> pa.Array:
     """Return 32-bit numbers as int64."""
-    return values.cast(pa.int64())
+    return numbers_array(np.asarray(values).astype(np.int64), pa.int64())
+
+
+def repeated_numbers(values: pa.Array, which: np.ndarray) -> pa.Array:
+    """Return the 32-bit numbers at the indexes *which* as int64."""
+    return numbers_array(np.asarray(values).astype(np.int64).take(which), pa.int64())
+
+
+def repeated_texts(values: pa.Array, which: np.ndarray) -> pa.Array:
+    """Return the strings at the indexes *which*; the empty string is null."""
+    found = texts(values)
+    return pa.nulls(len(which), pa.string()) if found.null_count == len(found) else found.take(pa.array(which))
 
 
 def codes(values: pa.Array, names: Sequence[str]) -> pa.Array:
@@ -206,6 +264,8 @@ def require_distinct(keys: pa.Array, counts: np.ndarray) -> None:
     """
     if not len(keys) or int(counts.max(initial=0)) < 2:
         return
+    if len(keys) >= _MANY_KEYS:
+        keys, counts = _distinct_lists(keys, counts)
     encoded = keys.dictionary_encode()
     distinct = len(encoded.dictionary)
     which = np.asarray(encoded.indices)
@@ -225,3 +285,38 @@ def require_distinct(keys: pa.Array, counts: np.ndarray) -> None:
         unique = len(np.unique(places))
     if unique != len(which):
         raise FallbackNeededError
+
+
+def _distinct_lists(keys: pa.Array, counts: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+    """
+    Return lists of keys among which each distinct list occurs, and their lengths.
+
+    Records of one kind have the same keys, so there are few. Two lists are equal if their keys have the same lengths
+    and the same bytes.
+    """
+    _, offsets, data = keys.buffers()
+    places = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    lengths = places[1:] - places[:-1]
+    if data is None or int(lengths.max()) > _KEY_BYTES_MAX:
+        return keys, counts
+    begins = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=begins[1:])
+    texts = _encoded(begins, places, data)
+    if len(texts.dictionary) * 2 > len(counts):
+        return keys, counts
+    sizes = _encoded(begins, None, pa.py_buffer(lengths.astype(np.uint8)))
+    kinds = len(sizes.dictionary)
+    if len(texts.dictionary) * kinds > _KEY_TABLE_BYTES_MAX:
+        return keys, counts
+    one_of = np.full(len(texts.dictionary) * kinds, -1, np.int64)
+    one_of[np.asarray(texts.indices).astype(np.int64) * kinds + np.asarray(sizes.indices)] = np.arange(len(counts))
+    picked = one_of[one_of >= 0]
+    of_list = counts[picked]
+    ends = np.cumsum(of_list)
+    within = np.repeat(begins[picked] - (ends - of_list), of_list) + np.arange(int(ends[-1]))
+    return keys.take(pa.array(within)), of_list
+
+
+def _encoded(begins: np.ndarray, places: np.ndarray | None, data: pa.Buffer) -> Any:
+    offsets = pa.py_buffer(begins if places is None else places[begins])
+    return pa.Array.from_buffers(pa.binary(), len(begins) - 1, [None, offsets, data]).dictionary_encode()

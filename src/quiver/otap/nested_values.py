@@ -76,12 +76,14 @@ def nested_column(values: Any, notation: Notation) -> pa.Array:
             places.append(rows)
     if not parts:
         return pa.nulls(len(values), notation.type)
+    rows, made = places[0], parts[0]
+    if len(parts) > 1:
+        rows = np.concatenate(places)
+        order = np.argsort(rows, kind="stable")
+        rows, made = rows[order], pa.concat_arrays(parts).take(pa.array(order))
     there = np.zeros(len(values), np.bool_)
-    there[np.concatenate(places)] = True
-    if len(parts) == 1:
-        return placed(parts[0], there)
-    order = np.argsort(np.concatenate(places), kind="stable")
-    return placed(pa.concat_arrays(parts).take(pa.array(order)), there)
+    there[rows] = True
+    return placed(made, there, rows)
 
 
 def _written(raw: pa.Array, message: str, notation: Notation, *, depth: int = 0) -> pa.Array:

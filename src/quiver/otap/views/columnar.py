@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from quiver.otap.arrays import FallbackNeededError, counts_of, repeated, texts, widened
+from quiver.otap.arrays import FallbackNeededError, counts_of, repeated, repeated_numbers, repeated_texts
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.views.columnar_metrics import metric_arrays
 from quiver.otap.views.columnar_records import log_arrays, span_arrays
@@ -74,22 +74,16 @@ def decode_columnar(requests: Sequence[bytes], view: str) -> ColumnarRequests:
 def _origins(
     scopes: Any, resources: Any, scope_of: np.ndarray, resource_of: np.ndarray
 ) -> dict[str, Callable[[], pa.Array]]:
-    def by_scope(values: pa.Array) -> pa.Array:
-        return values.take(pa.array(scope_of))
-
-    def by_resource(values: pa.Array) -> pa.Array:
-        return values.take(pa.array(resource_of))
-
     scope = scopes.field("scope")
     resource = resources.field("resource")
     dropped = "dropped_attributes_count"
     return {
-        "scope_name": lambda: by_scope(texts(scope.field("name"))),
-        "scope_version": lambda: by_scope(texts(scope.field("version"))),
+        "scope_name": lambda: repeated_texts(scope.field("name"), scope_of),
+        "scope_version": lambda: repeated_texts(scope.field("version"), scope_of),
         "scope_attributes": lambda: repeated_maps(maps(scope.field("attributes")), scope_of),
-        "scope_dropped_attributes_count": lambda: by_scope(widened(scope.field(dropped))),
-        "scope_schema_url": lambda: by_scope(texts(scopes.field("schema_url"))),
+        "scope_dropped_attributes_count": lambda: repeated_numbers(scope.field(dropped), scope_of),
+        "scope_schema_url": lambda: repeated_texts(scopes.field("schema_url"), scope_of),
         "resource_attributes": lambda: repeated_maps(maps(resource.field("attributes")), resource_of),
-        "resource_dropped_attributes_count": lambda: by_resource(widened(resource.field(dropped))),
-        "resource_schema_url": lambda: by_resource(texts(resources.field("schema_url"))),
+        "resource_dropped_attributes_count": lambda: repeated_numbers(resource.field(dropped), resource_of),
+        "resource_schema_url": lambda: repeated_texts(resources.field("schema_url"), resource_of),
     }

@@ -11,6 +11,7 @@ import json
 from base64 import b64encode
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,7 +20,7 @@ from quiver.otap.views.columns import json_number, json_text
 
 __all__ = ["JSON", "json_values"]
 
-_ESCAPED = r'["\\\x00-\x1f]'
+_QUOTE, _BACKSLASH, _SPACE = b'"\\ '
 
 
 def json_values(values: Any) -> pa.Array:
@@ -33,9 +34,19 @@ def json_values(values: Any) -> pa.Array:
 
 
 def _quoted(strings: pa.Array) -> pa.Array:
-    if pc.any(pc.match_substring_regex(strings, _ESCAPED)).as_py():
+    if _need_escapes(strings):
         return pa.array([json.dumps(text, ensure_ascii=False) for text in strings.to_pylist()], pa.string())
     return pc.binary_join_element_wise('"', strings, '"', "")
+
+
+def _need_escapes(strings: pa.Array) -> bool:
+    """Return whether any of *strings* has a quote, a backslash or a control character."""
+    _, offsets, data = strings.buffers()
+    if not len(strings) or data is None:
+        return False
+    places = np.frombuffer(offsets, np.int32)
+    raw = np.frombuffer(data, np.uint8)[places[strings.offset] : places[strings.offset + len(strings)]]
+    return bool(len(raw) and (raw.min() < _SPACE or (raw == _QUOTE).any() or (raw == _BACKSLASH).any()))
 
 
 def _numbers(doubles: pa.Array) -> pa.Array:

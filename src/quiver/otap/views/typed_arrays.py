@@ -14,6 +14,9 @@ from quiver.otap.views.schemas import TYPED_VALUE
 
 __all__ = ["maps", "repeated_maps", "typed_values"]
 
+_TYPED_FIELDS = list(TYPED_VALUE)
+_TYPED_NAMES = [field.name for field in TYPED_VALUE]
+
 
 def typed_values(values: Any) -> pa.Array:
     """
@@ -24,8 +27,8 @@ def typed_values(values: Any) -> pa.Array:
     """
     found = optional_values(values) if isinstance(values, pa.Array) else values
     as_json = json_values(found) if isinstance(found, AnyValues) else found.field("json_value")
-    arms = [as_json if field.name == "json_value" else found.field(field.name) for field in TYPED_VALUE]
-    return pa.StructArray.from_arrays(arms, fields=list(TYPED_VALUE))
+    arms = [as_json if name == "json_value" else found.field(name) for name in _TYPED_NAMES]
+    return pa.StructArray.from_arrays(arms, fields=_TYPED_FIELDS)
 
 
 def maps(lists: pa.Array) -> pa.Array:
@@ -45,15 +48,18 @@ def maps(lists: pa.Array) -> pa.Array:
 
 def repeated_maps(maps_of_few: pa.MapArray, which: np.ndarray) -> pa.Array:
     """Return the maps at the indexes *which*, like `take`, but without the cost of arms that no value has."""
+    if not len(maps_of_few.keys):
+        offsets = pa.py_buffer(np.zeros(len(which) + 1, np.int32))
+        return pa.Array.from_buffers(maps_of_few.type, len(which), [None, offsets], children=[maps_of_few.values])
     counts = counts_of(maps_of_few)
-    of_row = counts[which]
+    of_row = counts.take(which)
     offsets = np.zeros(len(which) + 1, np.int32)
     np.cumsum(of_row, out=offsets[1:])
-    first = np.asarray(maps_of_few.offsets)[:-1][which]
+    first = np.asarray(maps_of_few.offsets)[:-1].take(which)
     picked = pa.array(np.repeat(first - offsets[:-1], of_row) + np.arange(offsets[-1], dtype=np.int32))
     values: Any = maps_of_few.items
-    arms = [_taken(values.field(field.name), picked) for field in TYPED_VALUE]
-    items = pa.StructArray.from_arrays(arms, fields=list(TYPED_VALUE))
+    arms = [_taken(values.field(at), picked) for at in range(len(TYPED_VALUE))]
+    items = pa.StructArray.from_arrays(arms, fields=_TYPED_FIELDS)
     return pa.MapArray.from_arrays(pa.array(offsets), maps_of_few.keys.take(picked), items)
 
 
