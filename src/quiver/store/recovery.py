@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import errno
 import logging
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter
@@ -56,7 +56,7 @@ from quiver.store.format.names import (
     segment_numbers,
     wal_rotated_name,
 )
-from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, encode_entry
+from quiver.store.format.wal_entry import encode_entry
 from quiver.store.reading.store_files import StoreFiles
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
@@ -299,24 +299,9 @@ class Coverage:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class _LoggedFile:
-    """A log file with entries to replay: their offsets, and the error of the file's positions."""
-
-    path: str
-    shift: int
-    entries: ScannedEntries
-    wanted: array[int]
-    """The indices of the entries to replay."""
-
-    checksum: int | None
-    """The checksum of the complete file, which is read again; None for the active file, whose bytes are kept in memory
-    because it may be truncated or renamed before it is replayed."""
-
-
 class WalReplay:
     """
-    The entries that no segment contains, in order, with their file. Iterate only once.
+    The entries that no segment contains, in order, by file. Iterate only once.
 
     A log may be larger than memory, so only the file being iterated over and the active file are in memory.
     """
@@ -324,7 +309,9 @@ class WalReplay:
     def __init__(self, fs: FileSystem, coverage: Coverage) -> None:
         self._fs = fs
         self._coverage = coverage
-        self._logged: list[_LoggedFile] = []
+        # By file: path, entries, and the checksum of the complete file, which is read again. The checksum is None for
+        # the active file, whose bytes are kept in memory because it may be truncated or renamed before it is replayed.
+        self._logged: list[tuple[str, ScannedEntries, int | None]] = []
         self._count = 0
 
     def __len__(self) -> int:
@@ -332,40 +319,37 @@ class WalReplay:
 
     def add(self, scan: WalFileScan, *, shift: int, trusted: bool, is_active: bool) -> None:
         """Add the entries of *scan* that must be replayed."""
-        wanted = array("Q")
-        holds = self._coverage.holds
-        for at, (entry_type, sequence, end) in enumerate(scan.entries.places()):
-            # Entries of unknown types come from a later version and are skipped by their length.
-            if entry_type == ENTRY_TYPE_BUNDLE and not holds(sequence, end + shift, trust_position=trusted):
-                wanted.append(at)
-        if wanted:
-            entries = scan.entries if is_active else scan.entries.within(_NO_BYTES)
-            checksum = None if is_active else crc32(scan.entries.view)
-            self._logged.append(_LoggedFile(scan.path, shift, entries, wanted, checksum))
-            self._count += len(wanted)
+        coverage = self._coverage
+        entries = scan.entries.needed(
+            partial(coverage.holds, trust_position=trusted),
+            position_end=coverage.cursor if trusted else 0,
+            sequence_end=coverage.sequence_end,
+            shift=shift,
+        )
+        if entries:
+            checksum = None if is_active else crc32(entries.view)
+            self._logged.append((scan.path, entries if is_active else entries.within(_NO_BYTES), checksum))
+            self._count += len(entries)
 
-    def __iter__(self) -> Iterator[tuple[str, ScannedEntry]]:
+    def __iter__(self) -> Iterator[tuple[str, ScannedEntries]]:
         """
-        Yield the entries to replay.
+        Yield the path of each file with its entries to replay.
 
         Raises:
             OSError: a file cannot be read, or its content has changed since it was scanned (EIO).
         """
         logged, self._logged = self._logged[::-1], []
         while logged:
-            file = logged.pop()
-            entries = file.entries
-            if file.checksum is not None:
-                view = memoryview(read_file(self._fs, file.path))
+            path, entries, checksum = logged.pop()
+            if checksum is not None:
+                view = memoryview(read_file(self._fs, path))
                 # Instead of checking the checksum of each entry again.
-                if crc32(view) != file.checksum:
-                    raise OSError(errno.EIO, "the content of the file has changed since it was scanned", file.path)
+                if crc32(view) != checksum:
+                    raise OSError(errno.EIO, "the content of the file has changed since it was scanned", path)
                 entries = entries.within(view)
                 del view
-            for at in file.wanted:
-                scanned = entries[at]
-                yield file.path, scanned.moved(file.shift) if file.shift else scanned
-            del file, entries  # before the next one is read
+            yield path, entries
+            del entries  # before the next one is read
 
 
 def scan_log(

@@ -45,6 +45,7 @@ from quiver.store.removal.drops import DropLedger
 from quiver.store.sealing.group_seal import GroupSeal
 from quiver.store.sealing.schedule import Sealing
 from quiver.store.sealing.sealer import Sealer
+from quiver.store.segment.accumulator import EncodedRun
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.subscribers.state import SegmentRef
 from quiver.store.subscribers.subscriber import SubscriberCalls
@@ -236,11 +237,18 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
 
     def _replay_all(self, found: recovery.LogFound) -> None:
         """Add the log entries that no segment contains to the open segment, in order."""
-        for number, (path, scanned) in enumerate(found.replay):
+        for number, (path, entries) in enumerate(found.replay):
             if number == 0:
                 # Segments contain everything up to here: it must not be replayed again when they are deleted.
-                self._sealer.forget_log(scanned.start)
-            self._replay(path, scanned)
+                self._sealer.forget_log(entries[0].start)
+            at = 0
+            while at < len(entries):
+                run = self._encoder.encode_run(entries, at)
+                if run is None:
+                    self._replay(path, entries[at])
+                else:
+                    self._add_run(run)
+                at += 1 if run is None else len(run)
         if not found.replay:
             # Segments contain everything in the log: record that, or the next open would scan the log again.
             self._sealer.forget_log(found.position_end)
@@ -307,15 +315,26 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             except (CorruptionError, InvalidBundleError) as error:
                 recovery.keep_undecodable(self._fs, self.path, scanned, observer=self._observer, reason=str(error))
                 return
+        self._seal_if_full()
+        with self._lock:
+            if copied:
+                write_slots(encoded.slots, sealing.arena.take(encoded.nbytes), 0)
+            sealing.add(encoded, entry.ingested_at_ns, entry.sequence, scanned.start, scanned.end)
+
+    def _add_run(self, run: EncodedRun) -> None:
+        added = 0
+        while added < len(run):
+            self._seal_if_full()
+            with self._lock:
+                added = self._sealing.add_run(run, added)
+
+    def _seal_if_full(self) -> None:
+        sealing = self._sealing
         if sealing.full:
             with self._lock:
                 sealing.swap()
         if sealing.pending is not None:
             self._sealer.seal_pending()
-        with self._lock:
-            if copied:
-                write_slots(encoded.slots, sealing.arena.take(encoded.nbytes), 0)
-            sealing.add(encoded, entry.ingested_at_ns, entry.sequence, scanned.start, scanned.end)
 
     # ── taking in ────────────────────────────────────────────────────────────────────────────────────
 

@@ -61,7 +61,13 @@ SLOT_HEAD = struct.Struct("<H32sII")
 _SLOT_ENDS = struct.Struct("<H36xI")
 """Of a slot's header, the id and the length of the payload."""
 
+_HEAD_AND_SLOT = struct.Struct("<IB8xQQH36xI")
+"""The start of an entry, without its time, and the same of its first slot."""
+
 CRC = struct.Struct("<I")
+_CRC_OF_CHECKED = 0x2144DF1C
+"""The CRC-32 of any bytes that are followed by their own CRC-32: one call instead of a checksum and a comparison."""
+
 ENTRY_BYTES_MAX = 256 * 1024 * 1024
 """The largest `entry_len` that is written or accepted."""
 
@@ -71,6 +77,13 @@ FINGERPRINT_BYTES = 32
 
 _LENGTH = struct.Struct("<I")
 _BODY_BYTES_MIN = ENTRY_HEAD.size - _LENGTH.size
+_ONE_SLOT_BYTES = _BODY_BYTES_MIN + SLOT_HEAD.size
+
+# The number of entries that are walked over before their checksums are computed. It grows while they are valid: the
+# length in a damaged entry is arbitrary, and so are those that are found by following it.
+_GROUP_ENTRIES_MIN = 8
+_GROUP_ENTRIES_MAX = 1024
+
 # An entry without slots, or one whose first slot block starts with a slot id. Both have entry_type 0, a time after the
 # epoch and a sequence below 2^48. The regex engine rejects zeros and nearly all payload bytes at full speed.
 _HEAD_PATTERN = rb"\x00.{7}[\x00-\x7f].{6}\x00\x00"
@@ -191,23 +204,58 @@ def valid_bundles(view: memoryview, offset: int, starts: array[int], ends: array
     Appends the start, the end and the sequence number of each entry to the three arrays, and returns where the walk
     ended; call `check_entry` there to learn why. This is fast: logs have hundreds of thousands of small entries.
     """
-    unpack, crc_of, last = ENTRY_HEAD.unpack_from, CRC.unpack_from, len(view) - CRC.size
-    add_start, add_end, add_sequence = starts.append, ends.append, sequences.append
-    while last - offset >= ENTRY_HEAD.size:
-        body_bytes, entry_type, _, sequence, bitmap = unpack(view, offset)
+    count_max = _GROUP_ENTRIES_MIN
+    while True:
+        first = len(starts)
+        bodies, end = _walk(view, offset, count_max, starts, sequences)
+        sums = list(map(crc32, bodies))
+        valid = len(sums)
+        if sums.count(_CRC_OF_CHECKED) != valid:
+            valid = next(at for at, found in enumerate(sums) if found != _CRC_OF_CHECKED)
+            end = starts[first + valid]
+            del starts[first + valid :], sequences[first + valid :]
+        if valid:
+            ends.extend(starts[first + 1 :])
+            ends.append(end)
+        if valid < count_max:
+            return end
+        offset = end
+        count_max = min(2 * count_max, _GROUP_ENTRIES_MAX)
+
+
+def _walk(
+    view: memoryview, offset: int, count_max: int, starts: array[int], sequences: array[int]
+) -> tuple[list[memoryview], int]:
+    """
+    Append start and sequence number of at most *count_max* bundle entries from *offset* on, by their lengths alone.
+
+    Returns the bytes of each entry from its type to its checksum, which is not compared yet, and where the walk ended.
+    """
+    bodies: list[memoryview] = []
+    unpack = _HEAD_AND_SLOT.unpack_from
+    add_start, add_sequence, add_body = starts.append, sequences.append, bodies.append
+    size, last = len(view), len(view) - _HEAD_AND_SLOT.size
+    for _ in range(count_max):
+        if offset > last:  # only entries without slots are that short
+            if size - offset < ENTRY_HEAD.size + CRC.size:
+                break
+            body_bytes, entry_type, _, sequence, bitmap = ENTRY_HEAD.unpack_from(view, offset)
+            slot = payload_bytes = 0
+        else:
+            body_bytes, entry_type, sequence, bitmap, slot, payload_bytes = unpack(view, offset)
         body = offset + _LENGTH.size
-        end = body + body_bytes
-        if entry_type != ENTRY_TYPE_BUNDLE or end > last or not _BODY_BYTES_MIN <= body_bytes <= ENTRY_BYTES_MAX:
+        end = body + body_bytes + CRC.size
+        if entry_type != ENTRY_TYPE_BUNDLE or end > size or not _BODY_BYTES_MIN <= body_bytes <= ENTRY_BYTES_MAX:
             break
-        if crc32(view[body:end]) != crc_of(view, end)[0]:
-            break
-        if _check_slots(view, offset + ENTRY_HEAD.size, end, bitmap) is not None:
+        # Most entries have one slot, and then one comparison of lengths replaces the loop.
+        has_one_slot = payload_bytes + _ONE_SLOT_BYTES == body_bytes and slot < SLOTS_MAX and bitmap == 1 << slot
+        if not has_one_slot and _check_slots(view, offset + ENTRY_HEAD.size, end - CRC.size, bitmap) is not None:
             break
         add_start(offset)
-        offset = end + CRC.size
-        add_end(offset)
         add_sequence(sequence)
-    return offset
+        add_body(view[body:end])
+        offset = end
+    return bodies, offset
 
 
 def _check_slots(view: memoryview, at: int, end: int, bitmap: int) -> Damage | None:

@@ -20,7 +20,7 @@ from quiver.primitives.disk.disk_full import passes
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 from quiver.store.encode import EncodedBundle
-from quiver.store.segment.accumulator import OpenSegment, SealedSegment
+from quiver.store.segment.accumulator import EncodedRun, OpenSegment, SealedSegment
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.writer import write_segment
 from quiver.store.wal.reread import LogReader
@@ -119,13 +119,30 @@ class Sealing:
     def add(self, encoded: EncodedBundle, ingested_at_ns: int, sequence: int, wal_start: int, wal_end: int) -> bool:
         """Add a bundle to the open segment; return whether it reached a limit of size, bundles or streams."""
         if self._opened_at is None:
-            self._opened_at = self._clock.monotonic()
-            self._opened_wall_ns = self._clock.now_ns()
+            self._begin()
         full = self.open.append(encoded.slots, ingested_at_ns, sequence, wal_start, wal_end, encoded.nbytes)
         self.added_through = sequence
         self._bundles_left -= 1
         self.full = full = full or self._bundles_left <= 0
         return full
+
+    def add_run(self, run: EncodedRun, first: int) -> int:
+        """
+        Add bundles of *run* from *first* on to the open segment until it is full; return the index after the last one.
+
+        At least one is added, even if it is full already.
+        """
+        if self._opened_at is None:
+            self._begin()
+        count = self.open.append_run(run, first, self._bundles_left)
+        self.added_through = run.sequences[first + count - 1]
+        self._bundles_left -= count
+        self.full = self.open.is_full or self._bundles_left <= 0
+        return first + count
+
+    def _begin(self) -> None:
+        self._opened_at = self._clock.monotonic()
+        self._opened_wall_ns = self._clock.now_ns()
 
     def is_old(self) -> bool:
         """Return whether the open segment has reached its maximum age."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,7 +21,7 @@ import pyarrow as pa
 from quiver.store.format.segment.event_times import EventStream
 from quiver.store.format.segment.file import BUNDLES_WRITTEN_MAX
 from quiver.store.format.segment.manifest import ManifestBuilder, ManifestMetadata
-from quiver.store.format.wal_entry import SLOT_HEAD
+from quiver.store.format.wal_entry import CRC, ENTRY_HEAD, SLOT_HEAD
 from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
 from quiver.store.segment.event_time import chunk_ranges, event_column
 from quiver.store.segment.ipc_file import IpcFile, assemble
@@ -29,6 +30,7 @@ from quiver.store.segment.pieced import PiecedMessage
 from quiver.store.segment.schemas import check_schema
 
 __all__ = [
+    "EncodedRun",
     "EncodedSlot",
     "OpenSegment",
     "SealedSegment",
@@ -43,6 +45,7 @@ _STREAM_BYTES = 1024
 _REF_BYTES = 64
 """Upper bounds for the file bytes of a stream and of a reference to one of its chunks, besides schemas and messages."""
 _CHUNK_MASK = 0xFFFFFFFF
+_ENTRY_OVERHEAD = ENTRY_HEAD.size + CRC.size
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -90,6 +93,41 @@ class EncodedSlot:
     message: Any
     payload_bytes: int = 0
     """Length of the slot's complete Arrow stream in the log's entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRun:
+    """
+    Consecutive bundles of one log file with one slot and the same schema, taken over from the log's bytes.
+
+    `messages`, `row_counts`, `ingested_at_ns`, `sequences` and `ends` have one item for each bundle.
+
+    Attributes:
+        start: log position of the first entry.
+        ends: the offset in the file after each entry,
+        shift: and how much further that is in the log.
+    """
+
+    slot: int
+    stream_schema: StreamSchema
+    messages: Sequence[memoryview]
+    row_counts: Sequence[int]
+    ingested_at_ns: Sequence[int]
+    sequences: Sequence[int]
+    start: int
+    ends: Sequence[int]
+    shift: int
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def start_of(self, index: int) -> int:
+        """Return the log position of an entry; of the length, the end of the run."""
+        return self.ends[index - 1] + self.shift if index else self.start
+
+    def nbytes(self, first: int, stop: int) -> int:
+        """Return the bytes of the bundles from *first* until *stop*, as `SlotEncoder` counts them."""
+        return self.start_of(stop) - self.start_of(first) - (stop - first) * _ENTRY_OVERHEAD
 
 
 def self_contained(batch: pa.RecordBatch) -> pa.Buffer:
@@ -234,6 +272,39 @@ class OpenSegment:
             or len(self._streams) >= self.streams_max
             or len(self._refs_end) >= BUNDLES_WRITTEN_MAX
         )
+
+    def append_run(self, run: EncodedRun, first: int, count_max: int) -> int:
+        """
+        Add bundles of *run* from *first* on, as many calls of `append` would, until `is_full` or *count_max*.
+
+        Returns how many were added: at least one.
+        """
+        stream = self._by_schema[run.slot].get(run.stream_schema)
+        if stream is None:
+            stream = self._stream(run.slot, run.stream_schema)
+        count = self._fitting(run, first, count_max)
+        stop = first + count
+        start, chunk = len(self._refs), stream.index << 32 | len(stream.chunks)
+        self._refs.extend(range(chunk, chunk + count))
+        self._refs_end.extend(range(start + 1, start + 1 + count))
+        stream.chunks += run.messages[first:stop]
+        stream.row_counts.extend(run.row_counts[first:stop])
+        self._ingested_at_ns.extend(run.ingested_at_ns[first:stop])
+        if self._wal_start is None:
+            self._wal_start = run.start_of(first)
+            self._sequence_first = run.sequences[first]
+        self._wal_end = run.start_of(stop)
+        self._sequence_last = run.sequences[stop - 1]
+        self.nbytes += run.nbytes(first, stop)
+        return count
+
+    def _fitting(self, run: EncodedRun, first: int, count_max: int) -> int:
+        """Return after how many bundles of *run* it is full: at least 1, at most *count_max*."""
+        if len(self._streams) >= self.streams_max:
+            return 1
+        count_max = min(count_max, len(run) - first, BUNDLES_WRITTEN_MAX - len(self._refs_end))
+        counts = range(1, max(count_max, 1))
+        return 1 + bisect_left(counts, self.bytes_max - self.nbytes, key=lambda count: run.nbytes(first, first + count))
 
     def _stream(self, slot: int, stream_schema: StreamSchema) -> _Stream:
         by_schema = self._by_schema[slot]

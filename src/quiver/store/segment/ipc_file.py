@@ -24,7 +24,7 @@ from typing import Any
 from quiver.store.segment.log_backed import loaded, prefix_of
 from quiver.store.segment.pieced import PiecedMessage
 
-__all__ = ["END_OF_STREAM", "HEAD_ALIGNMENT", "IpcFile", "assemble", "is_one_batch_message"]
+__all__ = ["END_OF_STREAM", "HEAD_ALIGNMENT", "IpcFile", "assemble", "body_length_place", "is_one_batch_message"]
 
 MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -117,6 +117,29 @@ def is_one_batch_message(message: memoryview) -> bool:
         )
     except (struct.error, IndexError):
         return False
+
+
+def body_length_place(message: memoryview) -> tuple[int, int] | None:
+    """
+    Return where a message that passes `is_one_batch_message` has the length of its body (an i64), and where the bytes
+    end that the check depends on. Return None if that length is also another part of these bytes.
+
+    A message with the same bytes up to that end, except for the length, passes the check if its lengths add up.
+    """
+    (table,) = _U32.unpack_from(message, _MESSAGE_PREFIX.size)
+    table += _MESSAGE_PREFIX.size
+    vtable = table - _I32.unpack_from(message, table)[0]
+    header_type, body_length = _KIND_AND_BODY.unpack_from(message, vtable)
+    start, end = table + body_length, table + body_length + _I64.size
+    checked = [
+        (0, _MESSAGE_PREFIX.size + _U32.size),
+        (table, table + _I32.size),
+        (vtable, vtable + _KIND_AND_BODY.size),
+        (table + header_type, table + header_type + 1),
+    ]
+    if vtable < 0 or any(first < end and start < past for first, past in checked):
+        return None
+    return start, max(end, *(past for _, past in checked))
 
 
 def _blocks(offsets: Sequence[int], metadata: Sequence[int], sizes: Sequence[int]) -> bytes:

@@ -8,14 +8,17 @@ entry nor zeros are a torn tail if nothing readable follows them, and damage if 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, overload
 
 from quiver.errors import CorruptionError
 from quiver.primitives.scan import Damage, Frame, is_zero
 from quiver.store.format.wal_entry import (
+    ENTRY_HEAD,
     ENTRY_TYPE_BUNDLE,
+    FINGERPRINT_BYTES,
     EntryHead,
     WalEntry,
     check_entry,
@@ -26,6 +29,9 @@ from quiver.store.format.wal_entry import (
 from quiver.store.format.wal_file import WAL_HEADER_BYTES, WalHeader, decode_wal_header
 
 __all__ = ["ScannedEntries", "ScannedEntry", "WalFileScan", "scan_wal_file"]
+
+_IDENTITY_START = ENTRY_HEAD.size - 8
+_IDENTITY_BYTES = 8 + 2 + FINGERPRINT_BYTES
 
 Tail = Literal["clean", "zeros", "torn"]
 
@@ -49,10 +55,6 @@ class ScannedEntry:
     def entry(self) -> WalEntry:
         """The entry itself, decoded on each access; payloads are views into the scanned bytes."""
         return read_entry(self._view, self._offset)
-
-    def moved(self, by: int) -> ScannedEntry:
-        """Return the same entry *by* bytes further in the stream."""
-        return ScannedEntry(self.start + by, self.end + by, self.entry_type, self.sequence, self._view, self._offset)
 
 
 class ScannedEntries(Sequence[ScannedEntry]):
@@ -87,15 +89,56 @@ class ScannedEntries(Sequence[ScannedEntry]):
         return end
 
     @property
+    def shift(self) -> int:
+        """How much further an entry is in the stream than in the file."""
+        return self._shift
+
+    def part(self, at: int, count_max: int) -> tuple[memoryview, memoryview, memoryview]:
+        """Return the scanned bytes, and where in them at most *count_max* entries from *at* on start and end."""
+        stop = at + count_max
+        return self.view, memoryview(self._starts)[at:stop], memoryview(self._ends)[at:stop]
+
+    def identity(self, at: int) -> bytes:
+        """Return the slots' bitmap of an entry, and the id and the fingerprint of its first slot."""
+        start = self._starts[at] + _IDENTITY_START
+        return bytes(self.view[start : start + _IDENTITY_BYTES])
+
+    def sequences(self, at: int, count: int) -> array[int]:
+        """Return the sequence numbers of *count* entries from *at* on."""
+        return self._sequences[at : at + count]
+
+    @property
     def sequence_next(self) -> int:
         """One more than the number of the last bundle; 0 if there is none."""
         known = zip(reversed(self._types), reversed(self._sequences), strict=True)
         return next((sequence + 1 for kind, sequence in known if kind == ENTRY_TYPE_BUNDLE), 0)
 
-    def places(self) -> Iterator[tuple[int, int, int]]:
-        """Iterate over type, sequence number, and stream position after each entry."""
-        shift = self._shift
-        return zip(self._types, self._sequences, (end + shift for end in self._ends), strict=True)
+    def needed(
+        self, holds: Callable[[int, int], bool], *, position_end: int, sequence_end: int, shift: int = 0
+    ) -> ScannedEntries:
+        """
+        Return the bundles that no segment holds, *shift* bytes further in the stream.
+
+        *holds* is called with the sequence number and the (shifted) stream position after a bundle. It is assumed to
+        be true for all that end at or before *position_end*, and false for those after it whose sequence number is
+        at least *sequence_end*: that decides about most entries without a call.
+        """
+        ends, sequences = self._ends, self._sequences
+        shift += self._shift
+        first = bisect_right(ends, position_end - shift)
+        which: slice | list[int] = slice(first, None)
+        # Entries of unknown types come from a later version and are skipped by their length.
+        if any(self._types) or min(sequences[first:], default=sequence_end) < sequence_end:
+            which = [
+                at
+                for at in range(first, len(ends))
+                if self._types[at] == ENTRY_TYPE_BUNDLE and not holds(sequences[at], ends[at] + shift)
+            ]
+        found = ScannedEntries(self.view)
+        found._shift = shift
+        found._starts, found._ends = _those(self._starts, which), _those(ends, which)
+        found._sequences, found._types = _those(sequences, which), _those(self._types, which)
+        return found
 
     def within(self, view: memoryview) -> ScannedEntries:
         """Return the same entries as parts of *view*, which has the same bytes as the scanned ones."""
@@ -108,8 +151,8 @@ class ScannedEntries(Sequence[ScannedEntry]):
     @property
     def sequence_end(self) -> int:
         """One more than the highest sequence number."""
-        known = zip(self._types, self._sequences, strict=True)
-        return max((sequence for kind, sequence in known if kind == ENTRY_TYPE_BUNDLE), default=-1) + 1
+        # Entries of other types have the number 0.
+        return max(self._sequences) + 1 if ENTRY_TYPE_BUNDLE in self._types else 0
 
     def ends_by_sequence(self) -> dict[int, int]:
         """Return sequence number → position after that entry."""
@@ -137,6 +180,10 @@ class ScannedEntries(Sequence[ScannedEntry]):
             self._starts, self._ends, self._types, self._sequences, strict=True
         ):
             yield ScannedEntry(start + shift, end + shift, entry_type, sequence, view, start)
+
+
+def _those(values: array[int], which: slice | list[int]) -> array[int]:
+    return values[which] if isinstance(which, slice) else array(values.typecode, map(values.__getitem__, which))
 
 
 @dataclass(slots=True)
