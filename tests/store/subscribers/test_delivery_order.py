@@ -116,6 +116,8 @@ class _DeliveryMachine(RuleBasedStateMachine):
             if expected in self.unreadable:
                 self.unreadable = self.unreadable[self.unreadable.index(expected) + 1 :]
             self.claimed.add(expected)
+        elif not was_free:
+            self.unreadable.clear()  # all of them are resolved, or their segments deleted
         return expected
 
     @precondition(lambda self: self._existing())
