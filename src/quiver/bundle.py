@@ -269,13 +269,18 @@ class Bundle:
 
     @classmethod
     def each_of_read(
-        cls, contents: Iterable[dict[int, pa.RecordBatch]], times_ns: Iterable[int | None], adapter: Adapter
+        cls, slot: int, batches: Iterable[pa.RecordBatch], times_ns: Iterable[int | None], adapter: Adapter
     ) -> Iterator[Self]:
-        """Yield `of_read` of each of *contents*. It is written out here because a call for each costs more."""
+        """
+        Yield a bundle that was read from a store for each of *batches* and *times_ns*, with the batch in *slot*.
+
+        If there are fewer times, the remaining batches are not requested. `of_read` is written out here because a call
+        for each bundle costs more.
+        """
         new = cls.__new__
-        for slots, ingested_at_ns in zip(contents, times_ns, strict=False):
+        for ingested_at_ns, batch in zip(times_ns, batches, strict=False):
             bundle = new(cls)
-            bundle._slots = slots  # noqa: SLF001 - its own class
+            bundle._slots = {slot: batch}  # noqa: SLF001 - its own class
             bundle._nbytes = -1  # noqa: SLF001
             bundle.adapter = adapter
             bundle.ingested_at_ns = ingested_at_ns

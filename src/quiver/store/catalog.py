@@ -10,10 +10,7 @@ from __future__ import annotations
 import posixpath
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
-
-import pyarrow as pa
+from collections.abc import Callable, Iterable, Iterator
 
 from quiver.bundle import Adapter, Bundle, BundleRef
 from quiver.errors import BundleUnavailableError, CorruptionError
@@ -37,14 +34,15 @@ least for one; otherwise the process would appear as large as the backlog that a
 COLD_BYTES_MAX = 128 * 1024 * 1024
 """Segments of the object tier are read from memory: this many bytes of them are cached, and at least one."""
 
-_Latest = tuple[
-    int,
-    Callable[[int], dict[int, pa.RecordBatch]],
-    Sequence[int] | None,
-    Callable[[int, int], Iterator[dict[int, pa.RecordBatch]]],
-]
-"""The segment that was read last, verified: its number, its reader of bundles, their ingest times, and its reader of
-runs. Bundles of one segment are usually read in sequence."""
+READ_AHEAD_MAX = 256
+"""The number of bundles for which one look-up is enough if they are requested in sequence."""
+
+PLACES_MAX = 16
+"""The number of places in a segment from which bundles are read in sequence."""
+
+_Latest = tuple[int, SegmentReader, dict[int, Iterator[Bundle]]]
+"""The segment that was read last, verified: its number, its reader, and what reads the bundles from some indices on.
+Bundles of one segment are usually read in sequence."""
 
 
 class Catalog:
@@ -131,8 +129,18 @@ class Catalog:
         latest = self._latest
         if latest is None or latest[0] != seq:
             latest = self._look_at(seq)
-        times = latest[2]
-        return Bundle.of_read(latest[1](index), None if times is None else times[index], self._adapter)
+        places = latest[2]
+        # It belongs to this thread until it is put back.
+        following = places.pop(index, None)
+        bundle = None if following is None else next(following, None)
+        if following is None or bundle is None:
+            end = min(index + READ_AHEAD_MAX, latest[1].bundle_count)
+            following = latest[1].bundles(index, max(end, index + 1), self._adapter)
+            bundle = next(following)
+            if len(places) >= PLACES_MAX:
+                places.clear()
+        places[index + 1] = following
+        return bundle
 
     def bundles(self, seq: int, first: int, end: int) -> Iterator[Bundle]:
         """
@@ -147,8 +155,7 @@ class Catalog:
         latest = self._latest
         if latest is None or latest[0] != seq:
             latest = self._look_at(seq)
-        times = repeat(None) if latest[2] is None else latest[2][first:end]
-        return Bundle.each_of_read(latest[3](first, end), times, self._adapter)
+        return latest[1].bundles(first, end, self._adapter)
 
     def _look_at(self, seq: int) -> _Latest:
         info = self._segments.get(seq)
@@ -163,7 +170,7 @@ class Catalog:
             if was_local and seq in self._cold:
                 return self._look_at(seq)  # the object tier still has it
             raise
-        latest = seq, reader.bundle, reader.manifest.ingested_times_ns, reader.bundles
+        latest: _Latest = seq, reader, {}
         with self._lock:
             if seq in self._segments:
                 self._latest = latest

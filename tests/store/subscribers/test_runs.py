@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from registry_rig import Bench, crash_states, dropped, names
 
-from quiver.bundle import Bundle, BundleRef
+from quiver.bundle import OTAP, Bundle, BundleRef
 from quiver.errors import (
     BundleUnavailableError,
     CorruptionError,
@@ -475,23 +475,23 @@ def _numbers(bundles):
 def test_the_reader_continues_where_an_iteration_was_abandoned():
     disk = CrashFileSystem()
     reader = SegmentReader.open(disk, _sealed(disk, 40))
-    through = reader.bundles(0, 20)
+    through = reader.bundles(0, 20, OTAP)
     assert _numbers([next(through) for _ in range(7)]) == list(range(7))
-    assert _numbers(reader.bundles(7, 9)) == [7, 8]  # `through` has the sequence: these are looked up
+    assert _numbers(reader.bundles(7, 9, OTAP)) == [7, 8]  # `through` has the sequence: these are looked up
     through.close()
-    assert _numbers(reader.bundles(7, 30)) == list(range(7, 30))
-    assert _numbers([reader.bundle(30), *reader.bundles(31, 40)]) == list(range(30, 40))
-    assert _numbers(reader.bundles(3, 5)) == [3, 4]
+    assert _numbers(reader.bundles(7, 30, OTAP)) == list(range(7, 30))
+    assert _numbers([reader.bundle(30), *reader.bundles(31, 40, OTAP)]) == list(range(30, 40))
+    assert _numbers(reader.bundles(3, 5, OTAP)) == [3, 4]
     for first, end in ((39, 41), (-1, 2), (40, 41)):
         with pytest.raises(BundleUnavailableError):
-            list(reader.bundles(first, end))
+            list(reader.bundles(first, end, OTAP))
 
 
 def test_a_stream_that_ends_early_is_read_by_its_table():
     """The bytes are as written, but the sequence of messages ends: an Arrow file may have been appended to."""
     disk = CrashFileSystem()
     reader = SegmentReader.open(disk, _sealed(disk, 9))
-    assert _numbers(reader.bundles(0, 3)) == [0, 1, 2]
+    assert _numbers(reader.bundles(0, 3, OTAP)) == [0, 1, 2]
     line = reader._in_order
     (stream_id,) = reader.streams
     assert line.lend(stream_id, 3) is not None
@@ -500,7 +500,7 @@ def test_a_stream_that_ends_early_is_read_by_its_table():
         raise StopIteration
 
     line.give_back(stream_id, 3, broken)
-    assert _numbers(reader.bundles(3, 9)) == list(range(3, 9))
+    assert _numbers(reader.bundles(3, 9, OTAP)) == list(range(3, 9))
     assert line.lend(stream_id, 9) is None
 
 
@@ -536,7 +536,7 @@ def test_chunks_out_of_sequence_are_looked_up():
     reader = SegmentReader.open(disk, _sealed(disk, 6))
     ends, slots, streams, chunks = reader._places
     reader._places = ends, slots, streams, memoryview(array("I", reversed(chunks)))
-    assert _numbers(reader.bundles(0, 6)) == [5, 4, 3, 2, 1, 0]
+    assert _numbers(reader.bundles(0, 6, OTAP)) == [5, 4, 3, 2, 1, 0]
 
 
 def test_times_of_ingestion_are_those_of_the_bundles():

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import posixpath
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import repeat, starmap
 from typing import Any
 
 import pyarrow as pa
 
-from quiver.bundle import schema_fingerprint
+from quiver.bundle import Adapter, Bundle, schema_fingerprint
 from quiver.errors import CorruptionError, StoreClosedError, UnsupportedFormatError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import FileSystem
@@ -45,6 +48,9 @@ __all__ = ["SegmentReader"]
 _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError)
 
 _CRC_BYTES = 4
+_NUMBER_BYTES = array("i").itemsize
+_IN_SEQUENCE_MAX = 65_536
+"""The highest position, and chunk, of a bundle that is read in sequence with others. The rest are looked up."""
 _FILES_MAX = 1024
 """The number of Arrow readers that are kept, one for each stream and choice of columns."""
 
@@ -209,9 +215,9 @@ class SegmentReader:
         places.sort(key=slot_ids.__getitem__)  # ours are ascending; other engines write them in any order
         return {slot_ids[at]: self.batch(stream_ids[at], chunks[at], columns) for at in places}
 
-    def bundles(self, first: int, end: int) -> Iterator[dict[int, pa.RecordBatch]]:
+    def bundles(self, first: int, end: int, adapter: Adapter) -> Iterator[Bundle]:
         """
-        Yield the bundles *first* to *end* (excluded) as slot → batch, each read when it is due.
+        Yield the bundles *first* to *end* (excluded), each read when it is due.
 
         Bundles with a single slot that lie in sequence in one stream are read message after message, without a lock or
         a look-up for each.
@@ -226,25 +232,30 @@ class SegmentReader:
             slot, stream_id, chunk = place
             begin = chunk - first
             if chunk == 0:  # begins the sequence
-                yield {slot: self._whole(stream_id, 0)}
+                yield self._bundle(first, adapter)
                 first += 1
             with self._lock:
                 read_next = self._in_order.lend(stream_id, first + begin)
             if read_next is not None:
+                times_ns = self.manifest.ingested_times_ns
+                known = repeat(None, end - first) if times_ns is None else times_ns[first:end]
                 try:
-                    while first < end:
-                        try:
-                            batch = read_next()
-                        except (*_ARROW_ERRORS, StopIteration):
-                            read_next = None  # the table of the file decides
-                            break
+                    for bundle in Bundle.each_of_read(slot, starmap(read_next, repeat(())), known, adapter):
                         first += 1
-                        yield {slot: batch}
+                        yield bundle
+                    if first < end:
+                        read_next = None  # the stream ended early: the table of the file decides
+                except _ARROW_ERRORS:
+                    read_next = None
                 finally:
                     # Perhaps called by the garbage collector, in a thread that holds the lock.
                     if read_next is not None and self._view is not None:
                         self._in_order.give_back(stream_id, first + begin, read_next)
-        yield from map(self.bundle, range(first, end))
+        for index in range(first, end):
+            yield self._bundle(index, adapter)
+
+    def _bundle(self, index: int, adapter: Adapter) -> Bundle:
+        return Bundle.of_read(self.bundle(index), self.ingested_at_ns(index), adapter)
 
     def _sequence(self, first: int, end: int) -> tuple[int, int, int] | None:
         """Return slot, stream and first chunk if the bundles are single chunks in sequence in one stream."""
@@ -254,12 +265,13 @@ class SegmentReader:
             return None
         ends, slot_ids, stream_ids, chunks = self._places
         start, count = ends[first], end - first
-        if ends[first : end + 1].tolist() != list(range(start, start + count + 1)):
+        # Compared as bytes: a view creates an object for each number.
+        if ends[first : end + 1].tobytes() != _ascending(start, count + 1):
             return None
         stream_id, chunk = stream_ids[start], chunks[start]
-        if stream_ids[start : start + count].tolist().count(stream_id) != count:
+        if stream_ids[start : start + count].tobytes() != stream_ids[start : start + 1].tobytes() * count:
             return None
-        if chunks[start : start + count].tolist() != list(range(chunk, chunk + count)):
+        if chunks[start : start + count].tobytes() != _ascending(chunk, count):
             return None
         return slot_ids[start], stream_id, chunk
 
@@ -475,6 +487,16 @@ class SegmentReader:
     def _unreadable(self, stream_id: int, error: Exception) -> CorruptionError:
         reason = f"stream {stream_id} is not a readable Arrow IPC file: {error}"
         return CorruptionError(self.path, self.streams[stream_id].byte_offset, reason)
+
+
+def _ascending(first: int, count: int) -> bytes:
+    """Return the numbers from *first* on in the form of the manifest's columns; fewer if they are too high."""
+    return _all_ascending()[first * _NUMBER_BYTES : (first + count) * _NUMBER_BYTES]
+
+
+@cache
+def _all_ascending() -> bytes:
+    return array("i", range(_IN_SEQUENCE_MAX)).tobytes()
 
 
 def _region(view: memoryview, offset: int, length: int) -> memoryview:

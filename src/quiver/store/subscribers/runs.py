@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from types import TracebackType
 from typing import Self
 
@@ -56,14 +57,15 @@ class BundleRun:
             ObjectsUnavailableError: only the object tier has the bundle, and it does not answer; retry, or `nack`.
             OSError: the disk could not be read.
         """
-        position = self.first
+        positions = count(self.first)
         try:
             for start, end in ranges_of(self._claim.left):
-                position = self.first + start
-                for bundle in self._claims.load_run(self.segment, position, self.first + end + 1):
-                    yield position, bundle
-                    position += 1
+                first = self.first + start
+                positions = count(first)
+                bundles = self._claims.load_run(self.segment, first, self.first + end + 1)
+                yield from zip(positions, bundles, strict=False)
         except (CorruptionError, BundleUnavailableError, OSError):
+            position = next(positions) - 1  # its position was taken first
             if self._claims.give_back_unreadable_of(self._record, self._claim, position):
                 self._unreadable += (position,)
             raise
