@@ -8,6 +8,8 @@ READY := $(VENV)/.ready
 KERNEL := src/quiver/_kernel.abi3.so
 KERNEL_TESTS := tests/kernel tests/aof/format tests/aof/recovery/test_aof_recovery.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Hundreds of processes of the tests import the same modules: without compiled ones, each compiles all of them.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first Python here that runs and is new enough; `make setup PYTHON=/path/to/python` overrides it.
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \

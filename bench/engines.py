@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quiver.primitives.kernel import KERNEL
 from report import BenchParser, Report, Result, machine, noise, ratios, run_rounds_of_several
 
 HERE = Path(__file__).parent
 RUST_ENGINE = HERE / "rivals" / "rust_engine" / "target" / "release" / "rust-engine"
 STORE, RIVAL, RUNS = "Quiver", "Rust engine", "Quiver, runs of 256"
+PURE = "Quiver, pure"
 
 ROWS = (10, 100, 1_000, 8_192)
 MODES = {"wal": "log, 25 ms", "synced": "log, synced each", "segment_only": "segment only"}
@@ -56,7 +58,10 @@ def ask(engine: list[str], *words: str) -> dict[str, float]:
 
 
 def engines() -> dict[str, list[str]]:
-    found = {STORE: [sys.executable, str(HERE / "engine.py")], RIVAL: [str(RUST_ENGINE)]}
+    ours = [sys.executable, str(HERE / "engine.py")]
+    found = {STORE: ours, RIVAL: [str(RUST_ENGINE)]}
+    if KERNEL is not None:
+        found[PURE] = ["env", "QUIVER_PURE=1", *ours]
     if not RUST_ENGINE.exists():
         print("the Rust engine is not built (make rival-rust): it is left out", file=sys.stderr)
         del found[RIVAL]
@@ -110,8 +115,10 @@ def scenarios(
         for rows in chosen:
             bundles = BUNDLES[mode][rows] // share
             runs = {name: ingesting(engine, mode, rows, bundles) for name, engine in known.items()}
-            # The Rust engine has no runs. A turn of its own: who reads first pays for checksums.
+            # The Rust engine has no runs. A turn of its own: the first reader pays for the checksums.
             runs[RUNS] = ingesting(known[STORE], mode, rows, bundles, "runs")
+            if PURE in known:
+                runs[f"{PURE}, runs of 256"] = ingesting(known[PURE], mode, rows, bundles, "runs")
             yield runs, [Shown("ingest", words, rows), Shown("deliver", f"deliver and ack, {words}", rows)]
     for rows in chosen:
         runs = {name: reopening(engine, rows, REPLAYS[rows] // share) for name, engine in known.items()}
