@@ -65,7 +65,7 @@ def test_nothing_else_is_appended_during_a_step_of_a_batch():
         log = manager.log("orders")
         log.append_record(b"another writer")
         imports = log._context._sinks
-        imports._step = _Step("/note", BatchStep(0, 0, 2, 0), [], [], held=True, noted=True, appended=True)
+        imports._step = _Step("/note", BatchStep(0, 0, 2, 0), [], [], is_holder=True, noted=True, appended=True)
         with pytest.raises(InvariantError, match="no other appends until the step of a batch is durable"):
             imports._advance()
         imports._step = None

@@ -171,7 +171,7 @@ def test_doctor_judges_the_sync(step_s, verdict, word):
     found = diagnose(disk(), "/d", clock=Ticking(step_s), samples=4)
 
     assert remarks(found)["sync"].verdict == verdict
-    assert word in remarks(found)["sync"].said
+    assert word in remarks(found)["sync"].finding
     assert [round(one.median_s, 6) for one in found.latencies] == [step_s] * 3
 
 
@@ -186,7 +186,7 @@ def test_doctor_reports_missing_abilities():
         fs.fail_on(operation)
         found = diagnose(fs, "/d", clock=ManualClock(), samples=2)
         assert remarks(found)[subject].verdict == verdict
-        assert "do not work here" in remarks(found)[subject].said
+        assert "do not work here" in remarks(found)[subject].finding
         assert found.is_fit == (verdict != "bad")
         assert [name for name in fs.list_dir("/d") if name.startswith("quiver.doctor")] == []
 

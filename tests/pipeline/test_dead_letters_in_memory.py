@@ -78,4 +78,4 @@ def test_lost_dead_letters_are_counted_at_the_end(tmp_path, is_closed):
         said = []
         _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, said.append).report_remaining()
         letters.close()
-    assert said == [f"out: 2 dead letters were in {directory}, which is in memory, and gone"]
+    assert said == [f"out: 2 dead letters were in {directory}, which is in memory, and are lost"]

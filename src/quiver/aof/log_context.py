@@ -171,7 +171,7 @@ class LogContext:
             self.observer.count("aof_recovery_findings_total", kind="missing")
             self.observer.event(
                 "aof.recovery.missing", level=logging.WARNING, log=self.name, path=self.config.root_dir, first=first,
-                behind=end,
+                end=end,
             )  # fmt: skip
         return tuple(found)
 

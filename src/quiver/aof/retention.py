@@ -37,7 +37,7 @@ def choose_expired(retention: Retention, sealed: Sequence[SealedAge], now_ns: in
     candidates = sealed[:-1]
     if retention.policy == "time":
         expired = (is_expired(retention, one.sealed_at, now_ns) for one in candidates)
-        kept = next((index for index, gone in enumerate(expired) if not gone), len(candidates))
+        kept = next((index for index, is_expired in enumerate(expired) if not is_expired), len(candidates))
         return [one.segment_id for one in candidates[:kept]]
     if retention.policy == "size" and retention.max_total_bytes is not None:
         total = sum(one.size_bytes for one in sealed)

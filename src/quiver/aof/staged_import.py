@@ -60,7 +60,7 @@ class _Step:
     place: BatchStep
     payloads: list[memoryview]
     ext_ids: list[int]
-    held: bool = False
+    is_holder: bool = False
     noted: bool = False
     appended: bool = False
 
@@ -179,12 +179,12 @@ class StagedImport:
         step = self._step
         if step is None:
             return
-        if not step.held:
+        if not step.is_holder:
             self._hold(step)
         if not step.noted:
             self._note(step)
         if not step.appended:
-            self._retry(lambda: self._tail.append_many(step.payloads, step.ext_ids, held=True), _PATIENCE_S)
+            self._retry(lambda: self._tail.append_many(step.payloads, step.ext_ids, is_holder=True), _PATIENCE_S)
             step.appended = True
         are_alone = self._tail.record_total == step.place.log_records + step.place.count
         invariant(are_alone, "there are no other appends until the step of a batch is durable")
@@ -200,7 +200,7 @@ class StagedImport:
         except BaseException:
             self._step = None
             raise
-        step.held = True
+        step.is_holder = True
         step.place = BatchStep(step.place.part, step.place.index, step.place.count, log_records)
 
     def _note(self, step: _Step) -> None:

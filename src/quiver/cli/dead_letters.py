@@ -36,7 +36,7 @@ _Deliver = Callable[[str, "DeadLetter"], "Outcome"]
 class _Listing:
     """The dead letters found, the damage, each with its store and exporter, and files quarantined earlier."""
 
-    letters: _Found = field(default_factory=list)
+    dead_letters: _Found = field(default_factory=list)
     damage: list[tuple[str, str, CorruptionError]] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
 
@@ -114,7 +114,7 @@ def show(directory: Directory, exporter: Exporter, bundles: Bundles = None, as_j
     """Show the content of dead letters. Safe while a pipeline runs."""
     listing = _find(str(directory), exporter, bundles)
     if not _is_empty(directory, exporter, listing, as_json=as_json):
-        _show(listing.letters, as_json=as_json)
+        _show(listing.dead_letters, as_json=as_json)
     _report_damage(listing)
 
 
@@ -142,7 +142,7 @@ def replay(
     listing = _find(str(directory), exporter, bundles)
     if not _is_empty(directory, exporter, listing, as_json=as_json):
         with _delivery_to(exporter, pipeline, assignments or [], endpoint) as deliver:
-            _replay(listing.letters, deliver, as_json=as_json)
+            _replay(listing.dead_letters, deliver, as_json=as_json)
     _report_damage(listing)
 
 
@@ -150,13 +150,13 @@ def drop(directory: Directory, exporter: Exporter, bundles: Bundles = None, as_j
     """Delete dead letters. Safe while a pipeline runs."""
     listing = _find(str(directory), exporter, bundles)
     if not _is_empty(directory, exporter, listing, as_json=as_json):
-        _drop(listing.letters, as_json=as_json)
+        _drop(listing.dead_letters, as_json=as_json)
     _report_damage(listing)
 
 
 def _is_empty(directory: Path, exporter: str, listing: _Listing, *, as_json: bool) -> bool:
     """Return whether there is nothing to do, and print so unless JSON is asked for."""
-    if listing.letters or listing.damage or as_json:
+    if listing.dead_letters or listing.damage or as_json:
         return False
     typer.echo(f"{exporter} has no dead letters in {directory}")
     return True
@@ -200,13 +200,15 @@ def _find(directory: str, exporter: str | None, bundles: list[str] | None) -> _L
                 if exporter not in {None, name}:
                     continue
                 damage: list[CorruptionError] = []
-                letters = read_dead_letters(REAL_FILES, root, name, problems=damage)
-                listing.letters += [(root, name, letter) for letter in letters if not refs or letter.ref in refs]
+                dead_letters = read_dead_letters(REAL_FILES, root, name, problems=damage)
+                listing.dead_letters += [
+                    (root, name, letter) for letter in dead_letters if not refs or letter.ref in refs
+                ]
                 listing.damage += [(root, name, one) for one in damage]
                 folder = f"{dead_letters_root(root, name)}/{QUARANTINE_DIR}"
                 if REAL_FILES.exists(folder):
                     listing.quarantined += [f"{folder}/{file}" for file in REAL_FILES.list_dir(folder)]
-    missing = [str(ref) for ref in refs if all(ref != letter.ref for _, _, letter in listing.letters)]
+    missing = [str(ref) for ref in refs if all(ref != letter.ref for _, _, letter in listing.dead_letters)]
     if missing:
         damaged = f"; {len(listing.damage)} files of its dead letters are damaged" if listing.damage else ""
         raise UsageError(f"{exporter} has no dead letter {', '.join(missing)}{damaged}")
@@ -228,10 +230,10 @@ def _list(directory: str, listing: _Listing, *, as_json: bool) -> None:
             }
             for root, name, damage in listing.damage
         ]
-        print_json([_as_dict(*one) for one in listing.letters] + damaged)
+        print_json([_as_dict(*one) for one in listing.dead_letters] + damaged)
         return
     now_ns = SYSTEM_CLOCK.now_ns()
-    several = any(root != directory for root, _, _ in listing.letters)
+    several = any(root != directory for root, _, _ in listing.dead_letters)
     rows = [
         ({"in": place_of(root, directory)} if several else {})
         | {
@@ -242,7 +244,7 @@ def _list(directory: str, listing: _Listing, *, as_json: bool) -> None:
             "size": human_bytes(letter.bundle.nbytes),
             "reason": letter.reason,
         }
-        for root, name, letter in listing.letters
+        for root, name, letter in listing.dead_letters
     ]
     if rows or not listing.damage:
         print_table(f"dead letters of {directory}", rows)
@@ -315,9 +317,9 @@ def _drop(found: _Found, *, as_json: bool) -> None:
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     dropped = 0
-    for (root, name), letters in _grouped(found).items():
+    for (root, name), dead_letters in _grouped(found).items():
         with open_dead_letters(REAL_FILES, root, name) as box:
-            dropped += 0 if box is None else box.drop({letter.ref for letter in letters})
+            dropped += 0 if box is None else box.drop({letter.ref for letter in dead_letters})
     if as_json:
         print_json({"dropped": dropped})
     else:
@@ -368,8 +370,8 @@ def _delivery_to(
 
 def _replay(found: _Found, deliver: _Deliver, *, as_json: bool) -> None:
     done: list[dict[str, Any]] = []
-    for (root, name), letters in _grouped(found).items():
-        done += _replay_of(root, name, letters, deliver)
+    for (root, name), dead_letters in _grouped(found).items():
+        done += _replay_of(root, name, dead_letters, deliver)
     failed = [one for one in done if not one["delivered"]]
     if as_json:
         print_json(done)
@@ -381,14 +383,14 @@ def _replay(found: _Found, deliver: _Deliver, *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _replay_of(root: str, name: str, letters: list[DeadLetter], deliver: _Deliver) -> Iterator[dict[str, Any]]:
+def _replay_of(root: str, name: str, dead_letters: list[DeadLetter], deliver: _Deliver) -> Iterator[dict[str, Any]]:
     from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415
     from quiver.delivery.dead_letters import open_dead_letters, replay_dead_letters  # noqa: PLC0415
     from quiver.delivery.policy import Delivered  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     with open_dead_letters(REAL_FILES, root, name) as box, ProgressDisplay("replaying") as progress:
-        for one in () if box is None else replay_dead_letters(box, letters, partial(deliver, root)):
+        for one in () if box is None else replay_dead_letters(box, dead_letters, partial(deliver, root)):
             progress(str(one.letter.ref))
             delivered = isinstance(one.outcome, Delivered)
             why = None if isinstance(one.outcome, Delivered) else str(one.outcome)

@@ -213,11 +213,11 @@ def _verify_store(path: Path, _assignments: Sequence[str] | None, _run_dir: Path
 
     own = instance_roots(REAL_FILES, str(path))
     try:
-        beside = find_companion_stores(REAL_FILES, path)
+        companions = find_companion_stores(REAL_FILES, path)
     except OSError as error:
         reason = f"cannot look for companion stores of {path}: {error.strerror}"
         return VerifySources(own, [Finding(str(error.filename), 0, "not reached", reason)])
-    return VerifySources(own + [root for roots in beside.values() for root in roots], [])
+    return VerifySources(own + [root for roots in companions.values() for root in roots], [])
 
 
 def store_stats(path: Path, *, now_ns: int, on_progress: Callable[[str], None]) -> StoreStats:

@@ -54,7 +54,7 @@ def _say(found: Diagnosis) -> None:
         for one in found.latencies
     ]
     print_table(f"{found.directory}: {found.file_system or 'unknown'}, {human_bytes(found.free_bytes)} free", steps)
-    print_table("findings", [{"": one.verdict, "what": one.subject, "finding": one.said} for one in found.remarks])
+    print_table("findings", [{"": one.verdict, "what": one.subject, "finding": one.finding} for one in found.remarks])
     survives = [{"call": call, "the process dies": dies, "power is lost": lost} for call, dies, lost in found.survives]
     print_table("what is lost when", survives)
     verdict = "This disk is suitable for a store." if found.is_fit else "This disk is not suitable for a store."

@@ -36,7 +36,7 @@ def repair(
 
     roots = instance_roots(REAL_FILES, str(directory))
     refuse_snapshot(REAL_FILES, str(directory))
-    nested = [letters for root in roots for letters in nested_stores(REAL_FILES, root)]
+    nested = [path for root in roots for path in nested_stores(REAL_FILES, root)]
     require_closed(REAL_FILES, [*roots, *nested], owner="quiver repair")
     reports: list[RepairReport] = []
     try:

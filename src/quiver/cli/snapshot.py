@@ -74,14 +74,14 @@ def snapshot(
 
 def _others(directory: Path) -> tuple[dict[str, str], str | None]:
     """Return the companion stores of *directory* by the suffix of their names, or the reason if they are unknown."""
-    from quiver.pipeline.companion_stores import beside, find_companion_stores  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.pipeline.companion_stores import find_companion_stores, sibling_directory  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     try:
         found = find_companion_stores(REAL_FILES, directory)
     except OSError as error:
         return {}, f"the companion stores of {directory}, if any: {error.filename}: {error.strerror}"
-    own = beside(directory, "run").name.removesuffix("run") if found else ""
+    own = sibling_directory(directory, "run").name.removesuffix("run") if found else ""
     return {Path(path).name.removeprefix(own): path for path in found}, None
 
 

@@ -79,9 +79,9 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
     now_ns = SYSTEM_CLOCK.now_ns()
     found = [(root, one) for root in roots for one in summarize_subscribers(REAL_FILES, root, now_ns=now_ns)]
     waiting = [_retries(root, one.subscriber, now_ns) for root, one in found]
-    told = [reported(REAL_FILES, [root], one.subscriber) for root, one in found]
+    reports = [reported(REAL_FILES, [root], one.subscriber) for root, one in found]
     if as_json:
-        described = zip(found, waiting, told, strict=True)
+        described = zip(found, waiting, reports, strict=True)
         print_json(
             [
                 {"directory": root, **as_dict(one), **retries, **asdict(report)}
@@ -95,17 +95,17 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
             | row(one)
             | _retry_row(one, retries)
             | {"last_success": since_success(report, now_ns)}
-            for (root, one), retries, report in zip(found, waiting, told, strict=True)
+            for (root, one), retries, report in zip(found, waiting, reports, strict=True)
         ]
         print_table(f"subscribers of {directory}", rows)
-        for (root, one), report in zip(found, told, strict=True):
+        for (root, one), report in zip(found, reports, strict=True):
             if report.error is not None:
                 where = f" in {place_of(root, directory)}" if several else ""
                 typer.echo(f"! {one.subscriber}{where} fails: {report.error.in_words(now_ns)}")
             if report.report_problem is not None:
                 typer.echo(f"! {report.report_problem}")
     problems = [one.problem for _, one in found] + [retries["retry_problem"] for retries in waiting]
-    if any([*problems, *(report.report_problem for report in told)]):
+    if any([*problems, *(report.report_problem for report in reports)]):
         raise typer.Exit(1)
 
 
@@ -161,8 +161,8 @@ def _drop(roots: Sequence[str], subscriber: str) -> list[dict[str, Any]]:
     done: list[dict[str, Any]] = []
     for root in roots:
         pending = drop(REAL_FILES, root, subscriber)
-        gone = "an unknown number of bundles" if pending is None else f"{pending:,} bundles"
-        text = f"{subscriber} was dropped; {gone} had not been delivered to it"
+        undelivered = "an unknown number of bundles" if pending is None else f"{pending:,} bundles"
+        text = f"{subscriber} was dropped; {undelivered} had not been delivered to it"
         done.append({"directory": root, "subscriber": subscriber, "dropped_bundles": pending, "done": text})
     return done
 
@@ -231,10 +231,10 @@ def _those_with(roots: Sequence[str], others: Sequence[str], subscriber: str) ->
     if len(roots) == 1 and not others:
         return roots
     check_subscriber_id(subscriber)
-    own, beside = (
+    own, elsewhere = (
         [root for root in some if subscriber in find_subscribers(REAL_FILES, root)] for some in (roots, others)
     )
-    found = own or beside
+    found = own or elsewhere
     if not found and len(roots) == 1:
         return roots
     if not found:

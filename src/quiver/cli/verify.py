@@ -106,8 +106,10 @@ def _sentence(directory: Path, reports: list[StoreReport], missed: list[str]) ->
     verdict += f"; {unread} not read" if unread else ""
     sealed = sum(report.segment_bundles for report in reports)
     logged = sum(report.log_entries for report in reports)
-    letters = sum(report.dead_letters for report in reports)
+    dead_letters = sum(report.dead_letters for report in reports)
     staged = sum(report.staged_bundles for report in reports)
-    more = "".join(f", {count:,} {what}" for count, what in ((staged, "staged"), (letters, "dead letters")) if count)
+    more = "".join(
+        f", {count:,} {what}" for count, what in ((staged, "staged"), (dead_letters, "dead letters")) if count
+    )
     inside = f"{sealed:,} bundles in segments, {logged:,} in the log{more}"
     return f"{directory}: {files} files, {total:,} bytes read; {inside}; {verdict}"

@@ -259,8 +259,8 @@ class Ownership:
             MetadataUnavailableError: the store does not answer; the next owner waits.
         """
         with self._guard:
-            gone = _Record(self._record.owner, self.epoch, self._record.ttl_s, released=True)
-            self._commit({**(changes or {}), self.key: gone.encode()}, {})
+            released_record = _Record(self._record.owner, self.epoch, self._record.ttl_s, released=True)
+            self._commit({**(changes or {}), self.key: released_record.encode()}, {})
             self._end("was released by its owner")
 
     def abandon(self) -> None:

@@ -9,13 +9,13 @@ from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cores.instances import instance_roots
 
-__all__ = ["beside", "find_companion_stores"]
+__all__ = ["find_companion_stores", "sibling_directory"]
 
 _MADE = re.compile(r"(intake|staged)(-.+)?")
 """The names of implicit buffers on disk; `quiver.pipeline.config.flow` generates them."""
 
 
-def beside(directory: str | Path, ending: str) -> Path:
+def sibling_directory(directory: str | Path, ending: str) -> Path:
     """
     Return the path ``<directory>.<ending>``, a sibling of *directory* and never a path inside of it.
 
@@ -43,7 +43,7 @@ def find_companion_stores(fs: FileSystem, directory: str | Path) -> dict[str, li
         OSError: the parent directory cannot be listed.
     """
     try:
-        place = beside(directory, "run")
+        place = sibling_directory(directory, "run")
     except UsageError:
         return {}  # the root directory has no siblings
     own = place.name.removesuffix("run")

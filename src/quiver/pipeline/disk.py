@@ -43,7 +43,7 @@ def buffer_share(budget: DiskBudget | None, path: str) -> DiskShare | None:
 
 def dead_letter_share(budget: DiskBudget | None, path: str) -> DiskShare | None:
     """Return the share of *budget* for the dead letters of the buffer at *path*; None without a budget."""
-    return None if budget is None else budget.letters(directory_name(path))
+    return None if budget is None else budget.dead_letters(directory_name(path))
 
 
 def _reserved(pipeline: Pipeline, cores: int) -> dict[str, int]:

@@ -258,18 +258,18 @@ def _exporter(buffer: Buffer, route: Route) -> dict[str, Any]:
         "runs_in": "spark" if route.is_query else "ingest",
         "sends": route.config.sends,
         "retry": _retry(buffer, route),
-        "dead_letters": _letters(route),
+        "dead_letters": _dead_letter_text(route),
     }
 
 
-def _letters(route: Route) -> str | None:
+def _dead_letter_text(route: Route) -> str | None:
     if route.config.policy().on_exhausted != "dead_letter":
         return None
-    letters = route.config.dead_letter_policy()
-    full = "the oldest are dropped" if letters.size_cap_policy == "drop_oldest" else "bundles stay in the buffer"
-    age = "" if letters.max_age_s is None else f"for {duration_words(letters.max_age_s)}, "
-    by = "when the exporter has recovered" if letters.replay == "auto" else "manually"
-    return f"{age}up to {size_words(letters.size_cap_bytes)}, then {full}; replayed {by}"
+    policy = route.config.dead_letter_policy()
+    full = "the oldest are dropped" if policy.size_cap_policy == "drop_oldest" else "bundles stay in the buffer"
+    age = "" if policy.max_age_s is None else f"for {duration_words(policy.max_age_s)}, "
+    by = "when the exporter has recovered" if policy.replay == "auto" else "manually"
+    return f"{age}up to {size_words(policy.size_cap_bytes)}, then {full}; replayed {by}"
 
 
 def _retry(buffer: Buffer, route: Route) -> str:

@@ -249,7 +249,7 @@ def export(context: ChildContext) -> None:
 
     Raises:
         UsageError: no Java was found.
-        OSError: Spark's scratch directory was deleted; a restart creates a new one.
+        OSError: Spark's temporary directory was deleted; a restart creates a new one.
     """
     from quiver.spark import session  # noqa: PLC0415 - an extra
     from quiver.spark.java import find_java_home  # noqa: PLC0415
@@ -264,7 +264,7 @@ def export(context: ChildContext) -> None:
     except QuiverError as error:
         raise UsageError(str(error)) from error
     name = f"quiver {Path(pipeline.source).name}"
-    spark = session(app_name=name, config=spark_settings(pipeline), scratch=context.scratch)
+    spark = session(app_name=name, config=spark_settings(pipeline), temp_dir=context.temp_dir)
     context.watchdog.hear_signals()
     if not _await_registration(context, plans):
         spark.stop()
@@ -273,13 +273,13 @@ def export(context: ChildContext) -> None:
     exports = linked([_Export(spark, plan, counts.observer) for plan in plans])
     look_at_all(exports)
     write_ready(context.run_dir, SPARK_READY, {"exporters": [one.name for one in exports]})
-    scratch = Path(spark.conf.get("spark.local.dir") or "/")
+    temp_dir = Path(spark.conf.get("spark.local.dir") or "/")
     while not context.watchdog.wait(LOOK_S):
         if context.watchdog.reload_requested():
             reload_log_level(context)
-        if not scratch.exists():
+        if not temp_dir.exists():
             # Another program cleaned up temporary files. Spark could start nothing any more.
-            raise FileNotFoundError(errno.ENOENT, "Spark's scratch directory was deleted", str(scratch))
+            raise FileNotFoundError(errno.ENOENT, "Spark's temporary directory was deleted", str(temp_dir))
         look_at_all(exports)
         _write(counts)
         for one in exports:

@@ -43,11 +43,11 @@ class ExporterFigures:
         `retry_queue_bundles`, `dead_letters` and `behind_s`.
         """
         found = self._stores()
-        lags = {store.path: _behind(store) for stores in found.values() for store in stores}
+        lags = {store.path: _ages(store) for stores in found.values() for store in stores}
         return {name: self._of(name, stores, lags) for name, stores in found.items()}
 
     def _of(self, name: str, stores: Sequence[Store], lags: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
-        figures = [self._beside(store.path, name) | {"behind_s": lags[store.path].get(name)} for store in stores]
+        figures = [self._figures_of(store.path, name) | {"behind_s": lags[store.path].get(name)} for store in stores]
         return {
             "last_success_s": _all(max, figures, "last_success_s"),
             "retry_queue_bundles": _all(sum, figures, "retry_queue_bundles"),
@@ -55,7 +55,7 @@ class ExporterFigures:
             "behind_s": _all(max, figures, "behind_s"),
         }
 
-    def _beside(self, root: str, name: str) -> dict[str, Figure]:
+    def _figures_of(self, root: str, name: str) -> dict[str, Figure]:
         found: dict[str, Figure] = {}
         with contextlib.suppress(QuiverError, OSError):
             report = load_report(self._fs, root, name)
@@ -68,7 +68,7 @@ class ExporterFigures:
         return found
 
 
-def _behind(store: Store) -> dict[str, float]:
+def _ages(store: Store) -> dict[str, float]:
     """Return for each subscriber of *store* the age of its oldest unconfirmed bundle, in seconds."""
     try:
         figures: dict[str, Any] = store.stats()

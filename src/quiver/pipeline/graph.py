@@ -17,7 +17,7 @@ from typing import Any
 
 from quiver.errors import SettingsError, UsageError
 from quiver.exporters.settings import shown
-from quiver.pipeline.companion_stores import beside
+from quiver.pipeline.companion_stores import sibling_directory
 from quiver.pipeline.config.exporter import (
     FileExporterConfig,
     ParquetExporterConfig,
@@ -98,11 +98,11 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     plans = plan_buffers(document, raw)
     _check_fed(document, raw)
     nodes = _nodes(document, raw, plans)
-    metrics = _beside(document, "metrics", MetricsConfig)
-    memory = _beside(document, "memory", MemoryConfig)
+    metrics = _optional_section(document, "metrics", MetricsConfig)
+    memory = _optional_section(document, "memory", MemoryConfig)
     if memory is not None and all(plan.kind != "memory" for plan in plans):
         raise document.invalid(("memory",), "memory has no effect: the persistence node holds what waits")
-    disk = _beside(document, "disk", DiskConfig)
+    disk = _optional_section(document, "disk", DiskConfig)
     if disk is not None and all(plan.kind == "memory" for plan in plans):
         raise document.invalid(("disk",), "disk has no effect: nothing is kept on the disk; write memory.size_cap")
     buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig()) for plan in plans)
@@ -121,7 +121,7 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     return pipeline, document.placeholders
 
 
-def _beside(document: Document, key: str, model: Any) -> Any:
+def _optional_section(document: Document, key: str, model: Any) -> Any:
     top = document.value
     if key not in top:
         return None
@@ -161,9 +161,9 @@ def _nodes(document: Document, raw: Mapping[str, RawNode], plans: list[BufferPla
     stores = {name: _node(document, node, {}) for name, node in raw.items() if node.plugin.is_store}
     defaults: dict[str, Mapping[str, Any]] = {}
     for plan in plans:
-        if plan.beside is None:
+        if plan.derived_from is None:
             continue
-        config: PersistenceConfig = stores[plan.beside].config
+        config: PersistenceConfig = stores[plan.derived_from].config
         defaults |= dict.fromkeys(plan.receivers, config.receiver_defaults)
         defaults |= {route.name: config.exporter_defaults for route in plan.routes if route.into is None}
     return {name: stores.get(name) or _node(document, node, defaults.get(name, {})) for name, node in raw.items()}
@@ -177,19 +177,19 @@ def _node(document: Document, raw: RawNode, defaults: Mapping[str, Any]) -> Node
     config = raw.plugin.config(document, (*raw.path, "config"), inside)
     if raw.plugin.is_store:
         try:
-            beside(config.path, "run")
+            sibling_directory(config.path, "run")
         except UsageError as error:
             raise document.invalid((*raw.path, "config", "path"), str(error)) from error
     return Node(raw.name, raw.plugin, config, raw.edges)
 
 
 def _buffer(plan: BufferPlan, nodes: Mapping[str, Node], memory: MemoryConfig) -> Buffer:
-    if plan.kind == "memory" or plan.beside is None:
+    if plan.kind == "memory" or plan.derived_from is None:
         config = PersistenceConfig("", memory.settings())
     else:
-        config = nodes[plan.beside].config
+        config = nodes[plan.derived_from].config
         if plan.kind != "persistence":
-            config = replace(config, path=str(beside(config.path, plan.name)))
+            config = replace(config, path=str(sibling_directory(config.path, plan.name)))
     routes = tuple(
         Route(
             route.name,

@@ -176,10 +176,10 @@ def encode_note(value: Mapping[str, Any]) -> bytes:
 
 def decode_note(data: Buffer) -> Answer[dict[str, Any]]:
     """Decode a note, which is a JSON object. The caller checks its keys."""
-    whole = bytes(data)
-    if len(whole) > NOTE_BYTES_MAX:
-        return Damage(0, f"a note of {len(whole)} bytes")
-    line, newline, rest = whole.partition(b"\n")
+    content = bytes(data)
+    if len(content) > NOTE_BYTES_MAX:
+        return Damage(0, f"a note of {len(content)} bytes")
+    line, newline, rest = content.partition(b"\n")
     if not newline:
         return NeedMore(1 + _CRC_LINE_BYTES)
     if len(rest) < _CRC_LINE_BYTES:
@@ -192,4 +192,4 @@ def decode_note(data: Buffer) -> Answer[dict[str, Any]]:
         return Damage(0, "the note is not JSON")
     if not isinstance(value, dict):
         return Damage(0, "the note is not a JSON object")
-    return Frame(value, len(whole))
+    return Frame(value, len(content))

@@ -35,7 +35,7 @@ class ByteBudget:
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
         self._used = 0  # never more than cap_bytes; always the sum over _held
-        self._held: Counter[str] = Counter()  # holder → bytes; no zeros are kept
+        self._taken: Counter[str] = Counter()  # holder → bytes; no zeros are kept
         self._queue: deque[object] = deque()  # one ticket per waiting thread; only the first may take bytes
 
     @property
@@ -51,7 +51,7 @@ class ByteBudget:
     def holders(self) -> dict[str, int]:
         """Return holder → bytes, the largest first."""
         with self._changed:
-            return dict(self._held.most_common())
+            return dict(self._taken.most_common())
 
     def reserve(self, size: int, *, holder: str = "", timeout: float = 0.0) -> None:
         """
@@ -68,7 +68,7 @@ class ByteBudget:
                 self._wait_for_room(size, timeout)
             self._used += size
             if size:
-                self._held[holder] += size
+                self._taken[holder] += size
 
     def _wait_for_room(self, size: int, timeout: float) -> None:
         ticket = object()
@@ -78,7 +78,7 @@ class ByteBudget:
             while self._queue[0] is not ticket or self._used + size > self.cap_bytes:
                 left = deadline - self._clock.monotonic()
                 if left <= 0:
-                    largest = next(iter(self._held.most_common(1)), ("", 0))[0]
+                    largest = next(iter(self._taken.most_common(1)), ("", 0))[0]
                     raise CapacityError(self.what, held_by=largest or None)
                 self._clock.wait(self._changed, left)
         finally:
@@ -93,13 +93,13 @@ class ByteBudget:
             UsageError: *holder* does not have that many; nothing was released.
         """
         with self._changed:
-            held = self._held.get(holder, 0)
-            if not 0 <= size <= held:
-                raise UsageError(f"{self.what}: {holder or 'the holder'} returns {size} bytes but has {held}")
-            if size == held:
-                del self._held[holder]
+            taken = self._taken.get(holder, 0)
+            if not 0 <= size <= taken:
+                raise UsageError(f"{self.what}: {holder or 'the holder'} returns {size} bytes but has {taken}")
+            if size == taken:
+                del self._taken[holder]
             else:
-                self._held[holder] -= size
+                self._taken[holder] -= size
             self._used -= size
             if self._queue:
                 self._changed.notify_all()

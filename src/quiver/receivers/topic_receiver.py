@@ -89,10 +89,10 @@ class TopicReceiver:
         if found is None:
             found = self._progress.start_at(tip if self.settings.start == "latest" else self._view.start_offset())
         position = began = confirmed = found
-        for behind, message in self._messages(position, tip):
+        for next_position, message in self._messages(position, tip):
             if message is not None and not self._store_one(message):
                 break
-            position = behind
+            position = next_position
             if position - confirmed >= _CONFIRM_MESSAGES:
                 confirmed = self._confirm(position)
             if self._worker.is_stopping:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quiver.lazy_names import renamed_keyword
 from quiver.spark.java import find_java_home
 
 if TYPE_CHECKING:
@@ -52,13 +53,14 @@ _SOCKET_DIRECTORY_CHARS_MAX = 55
 """Spark adds 43 characters for a socket's name, and some systems allow only 103 in total."""
 
 
+@renamed_keyword("scratch", "temp_dir")
 def session(
     app_name: str = "quiver",
     master: str = "local[2]",
     config: Mapping[str, str] | None = None,
     *,
     quick_start: bool = True,
-    scratch: str | Path | None = None,
+    temp_dir: str | Path | None = None,
 ) -> SparkSession:
     """
     Return a running session with all formats registered. An active session is returned unchanged.
@@ -71,7 +73,7 @@ def session(
         master: where it runs; two local cores by default.
         config: Spark settings, which override those of this module.
         quick_start: start the JVM with only its fast compiler and the serial collector.
-        scratch: the parent of the temporary directory, created if missing. Removing it also removes everything that a
+        temp_dir: the parent of the temporary directory, created if missing. Removing it also removes everything that a
             killed process left. None means the system's default.
 
     Raises:
@@ -89,7 +91,7 @@ def session(
     # Spark would start `python3` from the PATH, which need not have this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    place = _own_place(scratch)
+    place = _own_place(temp_dir)
     builder = SparkSession.builder.appName(app_name).master(master)
     settings = {
         **_SETTINGS,
@@ -111,22 +113,22 @@ def session(
     return spark
 
 
-def _own_place(scratch: str | Path | None) -> Path:
-    if scratch is None:
+def _own_place(temp_dir: str | Path | None) -> Path:
+    if temp_dir is None:
         return Path(tempfile.mkdtemp(prefix="quiver-spark-"))
-    Path(scratch).mkdir(mode=0o700, parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(dir=scratch))
+    Path(temp_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=temp_dir))
 
 
-def _end(spark: SparkSession, scratch: Path) -> None:
-    """Remove *scratch* when the process ends, after running queries and the JVM, which use it."""
+def _end(spark: SparkSession, temp_dir: Path) -> None:
+    """Remove *temp_dir* when the process ends, after running queries and the JVM, which use it."""
     # Errors are ignored, such as those of a killed JVM: the process is exiting.
     with contextlib.suppress(Exception):
         for query in spark.streams.active:
             query.stop()
     with contextlib.suppress(Exception):
         spark.stop()
-    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.rmtree(temp_dir, ignore_errors=True)
 
 
 def _local_sockets(master: str, directory: Path) -> dict[str, str]:

@@ -57,7 +57,7 @@ class Descriptors:
         """Collect the descriptors of a frame of mode `bundles`."""
         return cls(batch.select("path", "segment", "index", "slots").toArrow())
 
-    def behind(self, exported_through: Mapping[str, BundleRef]) -> Descriptors:
+    def after(self, exported_through: Mapping[str, BundleRef]) -> Descriptors:
         """Return those after the position that was exported before, per directory of a store."""
         if not exported_through:
             return self

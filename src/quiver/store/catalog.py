@@ -181,10 +181,10 @@ class Catalog:
         # Computing the checksum has read every page once.
         self._mapped[seq] = nbytes
         self._mapped.move_to_end(seq)
-        held = sum(self._mapped.values())
-        while held > MAPPED_BYTES_MAX and len(self._mapped) > 1:
+        mapped_bytes = sum(self._mapped.values())
+        while mapped_bytes > MAPPED_BYTES_MAX and len(self._mapped) > 1:
             oldest, size_bytes = self._mapped.popitem(last=False)
-            held -= size_bytes
+            mapped_bytes -= size_bytes
             reader = self._readers.get(oldest)
             if reader is not None:
                 reader.release_pages()
@@ -209,9 +209,9 @@ class Catalog:
             # Dropped, not closed: another thread may be reading from it.
             if len(self._readers) > READERS_MAX:
                 self._readers.popitem(last=False)
-            held = [seq for seq in self._readers if seq in self._cold]
-            nbytes = sum(self._readers[seq].info.size_bytes for seq in held)
-            for seq in held[:-1]:
+            cold_readers = [seq for seq in self._readers if seq in self._cold]
+            nbytes = sum(self._readers[seq].info.size_bytes for seq in cold_readers)
+            for seq in cold_readers[:-1]:
                 if nbytes > COLD_BYTES_MAX:
                     nbytes -= self._readers.pop(seq).info.size_bytes
         return reader

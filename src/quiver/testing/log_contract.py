@@ -423,11 +423,12 @@ class AppendLogContract(ABC):
         for cut in range(first, last):
             disk = fs.clone_after_kill()
             _cut(disk, path, cut, filler=(b"", bytes(64), b"\xff" * 5)[cut % 3])
-            whole = sum(file != path or end <= cut for file, end in ends)
+            complete = sum(file != path or end <= cut for file, end in ends)
             with self._opened(disk) as again:
                 seen = again.read()
                 _require(
-                    seen == [record(number) for number in range(whole)], f"cut at {cut}: {whole} are left, not {seen}"
+                    seen == [record(number) for number in range(complete)],
+                    f"cut at {cut}: {complete} are left, not {seen}",
                 )
         log.close()
 

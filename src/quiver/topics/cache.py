@@ -81,16 +81,16 @@ class MessageCache:
         older += sealed
         self._older_bytes += self._newest_bytes
         self._older_count += len(bodies)
-        gone = 0
-        while gone < len(older) - 1 and (self._older_count > self._count_max or self._older_bytes > self._bytes_max):
-            self._older_count -= len(older[gone][1])
-            self._older_bytes -= sum(map(len, older[gone][1]))
-            gone += 1
+        removed = 0
+        while removed < len(older) - 1 and (self._older_count > self._count_max or self._older_bytes > self._bytes_max):
+            self._older_count -= len(older[removed][1])
+            self._older_bytes -= sum(map(len, older[removed][1]))
+            removed += 1
         # A single message may exceed the limit: it is evicted with the next one.
         self._roll_bytes = self._block_bytes_max if self._older_bytes <= self._bytes_max else 0
         self._newest = []
         self._newest_bytes = 0
-        self._blocks = (*older[gone:], (first + len(bodies), self._newest))
+        self._blocks = (*older[removed:], (first + len(bodies), self._newest))
 
     def take(self, offset: int, *, count_max: int) -> list[bytes]:
         """Return at most *count_max* messages from *offset* on, without a gap; none if *offset* was evicted."""

@@ -80,16 +80,16 @@ def _recover_files(
         return _go_on(fs, (), spare, next_offset=floor, seq=seq)
     end, next_offset, marks = _scan_to_end(fs, found[at], synced=synced, sealed=bool(spare), observer=observer)
     spare = _emptied(fs, spare, was_synced=synced >= next_offset, observer=observer)
-    whole = in_ranges(found[: at + 1], next_offset=next_offset, newest_bytes=end)
+    kept = in_ranges(found[: at + 1], next_offset=next_offset, newest_bytes=end)
     if checkpoint is not None:
-        below = [one.path for one in whole[:-1] if one.next_offset <= checkpoint.start_offset]
+        below = [one.path for one in kept[:-1] if one.next_offset <= checkpoint.start_offset]
         remove_durably(fs, below)
-        whole = whole[len(below) :]
-    if spare or max(next_offset, floor) > next_offset or whole[-1].seq < highest:
+        kept = kept[len(below) :]
+    if spare or max(next_offset, floor) > next_offset or kept[-1].seq < highest:
         # There is a file after it, a gap, or its number is not the last: nothing is appended to it.
-        return _go_on(fs, tuple(whole), spare, next_offset=max(next_offset, floor), seq=seq)
-    active = fs.open_write(whole[-1].path)
-    return RecoveredWal(tuple(whole[:-1]), active, whole[-1].seq, whole[-1].first_offset, end, next_offset, marks)
+        return _go_on(fs, tuple(kept), spare, next_offset=max(next_offset, floor), seq=seq)
+    active = fs.open_write(kept[-1].path)
+    return RecoveredWal(tuple(kept[:-1]), active, kept[-1].seq, kept[-1].first_offset, end, next_offset, marks)
 
 
 def _emptied(fs: FileSystem, spare: list[LocalFile], *, was_synced: bool, observer: Observer) -> list[LocalFile]:

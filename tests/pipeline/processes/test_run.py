@@ -18,7 +18,14 @@ from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.errors import DirectoryInUseError, QuiverError
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.processes.child import INGEST_READY, write_ready
-from quiver.pipeline.processes.run import RunOptions, _Running, left_behind, not_sealed, read_state, run_pipeline
+from quiver.pipeline.processes.run import (
+    RunOptions,
+    _Running,
+    not_sealed,
+    read_state,
+    run_pipeline,
+    undelivered_bundles,
+)
 from waiting import wait_until
 
 PIPELINE = """\
@@ -55,7 +62,7 @@ def pipeline_of(tmp_path):
 def test_pending_data_of_an_unknown_exporter_are_reported(tmp_path):
     """A renamed exporter would otherwise fill the buffer unnoticed. A missing store is not reported."""
     pipeline = pipeline_of(tmp_path)
-    assert left_behind(pipeline) == []
+    assert undelivered_bundles(pipeline) == []
     with quiver.open(tmp_path / "buffer") as store:
         for name in ("old_name", "done"):
             store.register(name, start="earliest")
@@ -63,14 +70,14 @@ def test_pending_data_of_an_unknown_exporter_are_reported(tmp_path):
         store.seal()
         store.register("done").next_bundle().ack()
 
-    assert left_behind(pipeline) == [("old_name", 1, f"{tmp_path}/buffer")]
+    assert undelivered_bundles(pipeline) == [("old_name", 1, f"{tmp_path}/buffer")]
 
 
 def test_an_empty_directory_is_not_reported(tmp_path, caplog):
     """A user may have created it or mounted a volume there: it contains no data, and is valid."""
     (tmp_path / "buffer").mkdir()
 
-    assert (left_behind(pipeline_of(tmp_path)), not_sealed(pipeline_of(tmp_path))) == ([], [])
+    assert (undelivered_bundles(pipeline_of(tmp_path)), not_sealed(pipeline_of(tmp_path))) == ([], [])
     assert caplog.messages == []
 
 

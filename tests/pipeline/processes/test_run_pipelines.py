@@ -114,7 +114,7 @@ def test_a_pipeline_in_memory_delivers_while_it_runs(tmp_path):
 
     assert "There is no persistence node: up to 256 MiB wait in memory" in said
     assert "otlp_exporter: 1 bundles remain in" in said
-    assert "which is in memory, and gone" in said
+    assert "which is in memory, and are lost" in said
     assert not memory.exists()
 
 

@@ -408,7 +408,7 @@ def test_a_child_closes_inherited_locks_after_the_fork(tmp_path):
     lock.release()
 
     assert open_descriptors() == before - 1
-    assert not list(real_files._held)
+    assert not list(real_files._open_locks)
 
 
 def test_a_garbage_collected_lock_is_reported_and_free(tmp_path):

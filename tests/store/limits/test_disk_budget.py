@@ -105,7 +105,7 @@ def test_the_smaller_of_two_caps_applies():
 def test_dead_letters_count_in_the_budget():
     """They reduce the space of buffers, and are limited to what buffers leave."""
     rig = Rig()
-    share = rig.budget.letters(BUFFERS[1])
+    share = rig.budget.dead_letters(BUFFERS[1])
     letters = DeadLetters(
         BUFFERS[1], "out", settings=SMALL, fs=rig.disk, clock=rig.clock, background=False, share=share
     )
@@ -129,7 +129,7 @@ def test_another_process_counts_the_files():
     rig.fill(BUFFERS[0])
     rig.clock.advance(LISTED_S)
     assert other.used_bytes() == pytest.approx(rig.on_disk, rel=0.01)
-    left = other.letters(BUFFERS[0]).left_bytes("/data/intake/dead-letter/out")
+    left = other.dead_letters(BUFFERS[0]).left_bytes("/data/intake/dead-letter/out")
     assert left <= CAP - rig.on_disk
     assert rig.budget.used_bytes() == pytest.approx(rig.on_disk, rel=0.01)
 

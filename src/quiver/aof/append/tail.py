@@ -51,7 +51,7 @@ class Tail(SegmentQueue):
         self.watched = False
         self.would_block: dict[str, int] = {}
         self._reserved: Segment | None = None
-        self._held = False
+        self._is_locked = False
         self._times_next = True
         self._began_s: float | None = None
         self._gated = True
@@ -115,13 +115,13 @@ class Tail(SegmentQueue):
             return segment.id_base | offset
 
     def append_many(
-        self, payloads: Sequence[Buffer], ext_id: int | Sequence[int] | None, *, held: bool = False
+        self, payloads: Sequence[Buffer], ext_id: int | Sequence[int] | None, *, is_holder: bool = False
     ) -> list[int]:
         """
         Store all of *payloads* in order in one segment, or none; return their ids.
 
         *ext_id* is one value for all, or a sequence with one for each. Only the caller that holds the log (`hold`)
-        passes *held*.
+        passes *is_holder*.
 
         Raises:
             WouldBlockError, InvalidRecordError: nothing was written.
@@ -143,7 +143,7 @@ class Tail(SegmentQueue):
         with self.lock:
             segment = self.segment
             if self._gated or segment is None or segment.size + need > segment.limit:
-                segment = self._admit(need, held=held)
+                segment = self._admit(need, is_holder=is_holder)
             now = max(self._now_ns(), self.last_timestamp)
             self.last_timestamp = now
             if not segment.record_count:
@@ -174,7 +174,7 @@ class Tail(SegmentQueue):
         ids.pop()
         return ids
 
-    def _admit(self, need: int, *, held: bool = False) -> Segment:
+    def _admit(self, need: int, *, is_holder: bool = False) -> Segment:
         """Return a segment with space for *need* bytes, including heads, or raise the reason for having none."""
         if self.refusal is not None:
             raise self.refusal()
@@ -187,7 +187,7 @@ class Tail(SegmentQueue):
             )
         if self._is_reserved():
             raise self._blocked("tail", _RESERVED)
-        if self._held and not held:
+        if self._is_locked and not is_holder:
             raise self._blocked("tail", "a batch that was committed is being appended")
         if self.rollover is not None and not self.rollover.done:
             raise self._blocked("rollover", f"segment {self.rollover.segment_id} is being sealed")
@@ -272,16 +272,16 @@ class Tail(SegmentQueue):
         with self.lock:
             if self.refusal is not None:
                 raise self.refusal()
-            if self._held or self._is_reserved():
+            if self._is_locked or self._is_reserved():
                 raise self._blocked("tail", "another caller has reserved or holds the end of the log")
-            self._held = True
+            self._is_locked = True
             self._regate()
         return self.record_total
 
     def release(self) -> None:
         """Allow appends of other callers again."""
         with self.lock:
-            self._held = False
+            self._is_locked = False
             self._regate()
         self.notifier.notify("tail")
 
@@ -385,7 +385,7 @@ class Tail(SegmentQueue):
 
     def _regate(self) -> None:
         rolling = self.rollover is not None and not self.rollover.done
-        taken = self._held or self._reserved is not None
+        taken = self._is_locked or self._reserved is not None
         self._gated = self._times_next or self.refusal is not None or rolling or self.flush_failed or taken
 
     # ---- called by the workers
@@ -470,7 +470,7 @@ class Tail(SegmentQueue):
             return self._is_idle()
 
     def _is_idle(self) -> bool:
-        busy = self.refusal is not None or self._held or self._is_reserved()
+        busy = self.refusal is not None or self._is_locked or self._is_reserved()
         return not busy and not any(one.record_count for one in self.unsealed())
 
     def end_with_empty(self, spare: Segment) -> bool:

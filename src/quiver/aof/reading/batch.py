@@ -162,13 +162,13 @@ def _walked(source: ReadableSegment, offset: int, records_max: int) -> _FoundRec
     while offset < min(source.end, bytes_max) and len(starts) < records_max:
         start = offset + RECORD_HEAD_BYTES
         length = unpack(view, offset)[0] if start < limit else 0
-        behind = start + length
-        if behind > limit or not length:
+        end = start + length
+        if end > limit or not length:
             damage = Damage(offset, f"a record of {length} bytes does not fit")
             break
         starts.append(offset)
-        payloads.append(view[start:behind])
-        offset = behind
+        payloads.append(view[start:end])
+        offset = end
     joined = b"".join([view[start : start + RECORD_HEAD_BYTES] for start in starts])
     return _FoundRecords(np.array(starts, np.int64), np.frombuffer(joined, _HEAD), payloads, offset, damage)
 

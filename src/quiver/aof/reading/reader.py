@@ -350,7 +350,7 @@ class Reader:
             self._observer.count("aof_records_lost_total", records, kind="damaged" if is_damage else "gone")
         if (self._on_damage if is_damage else self._on_lost) == "skip":
             self._observer.event(
-                "aof.records_lost", level=logging.WARNING, path=path, first=first, behind=resume, reason=reason
+                "aof.records_lost", level=logging.WARNING, path=path, first=first, end=resume, reason=reason
             )
             if records:
                 self.skipped += records

@@ -83,8 +83,8 @@ def require_place(sources: ReadableSegments, record_id: int) -> None:
         length: int = RECORD_HEAD.unpack_from(source.view, found)[0]
         if found + RECORD_HEAD_BYTES + length > offset:
             # Unless its length is damaged. Then the checksum of the record at that place matches.
-            whole = sources.stretch(segment_id, offset, None)
-            if whole is None or end_of_record(whole, offset) is None:
+            segment = sources.stretch(segment_id, offset, None)
+            if segment is None or end_of_record(segment, offset) is None:
                 raise unknown_record(source, offset)
             return
 
@@ -128,8 +128,8 @@ def _first_at(sources: ReadableSegments, timestamp: int, *, begins: bool) -> int
 
 def _first_in(sources: ReadableSegments, segment_id: int, timestamp: int, *, begins: bool) -> int | None:
     marks = sources.marks(segment_id)
-    start, behind = before_time(marks, timestamp)
-    source = sources.stretch(segment_id, start, None if behind is None else behind + RECORD_HEAD_BYTES)
+    start, stop = before_time(marks, timestamp)
+    source = sources.stretch(segment_id, start, None if stop is None else stop + RECORD_HEAD_BYTES)
     if source is None:
         return HEADER_BYTES if begins and sources.extent(segment_id) is not None else None
     if source.last_timestamp < timestamp:
@@ -137,7 +137,7 @@ def _first_in(sources: ReadableSegments, segment_id: int, timestamp: int, *, beg
     end = start
     for offset, found in heads(source, start):
         if found >= timestamp:
-            if offset == behind or is_believed(source, offset):
+            if offset == stop or is_believed(source, offset):
                 return offset
             break
         (length, *_) = RECORD_HEAD.unpack_from(source.view, offset)
@@ -145,15 +145,15 @@ def _first_in(sources: ReadableSegments, segment_id: int, timestamp: int, *, beg
     if end == source.end:
         return None
     # The lengths of damaged records are useless: only records with matching checksums count.
-    whole = sources.stretch(segment_id, start, None)
-    if whole is None:
+    segment = sources.stretch(segment_id, start, None)
+    if segment is None:
         return None
     end = start
-    for offset, found in intact_heads(whole, start, marks):
+    for offset, found in intact_heads(segment, start, marks):
         if found >= timestamp:
             return offset
-        end = offset + RECORD_HEAD_BYTES + int(RECORD_HEAD.unpack_from(whole.view, offset)[0])
-    return end if begins and whole.complete and end < whole.end else None
+        end = offset + RECORD_HEAD_BYTES + int(RECORD_HEAD.unpack_from(segment.view, offset)[0])
+    return end if begins and segment.complete and end < segment.end else None
 
 
 def heads(source: ReadableSegment, offset: int) -> Iterator[tuple[int, int]]:

@@ -91,10 +91,10 @@ class LogView:
         found: dict[int, _Extent] = {}
         for one in self._files.segment_files():
             if one.durable > HEADER_BYTES:
-                extent, is_whole = one.extent, not one.problem
+                extent, is_intact = one.extent, not one.problem
                 found[one.name.segment_id] = _Extent(
                     one.name.segment_id, extent.base_offset, one.durable, one.is_sealed,
-                    extent.record_count if is_whole else None, here=is_whole,
+                    extent.record_count if is_intact else None, here=is_intact,
                 )  # fmt: skip
         pointer = self._files.pointer()
         for segment_id, entry in self._files.tiers().entries.items():
@@ -181,8 +181,8 @@ class LogView:
         rows = size = 0
         for piece in self.pieces(start, stop):
             extent = bases[piece.segment_id]
-            whole = (piece.start, piece.stop) == (HEADER_BYTES, extent.end) and extent.records is not None
-            count = extent.records if whole else None
+            covers_segment = (piece.start, piece.stop) == (HEADER_BYTES, extent.end) and extent.records is not None
+            count = extent.records if covers_segment else None
             fits = size + piece.size_bytes <= bytes_max
             if rows_max is not None:
                 fits = fits and count is not None and rows + count <= rows_max

@@ -279,12 +279,12 @@ class TierManager:
         if limit is None:
             return
         with self._lock:
-            held = [one for one in self._catalog.all() if one.segment_id not in self._without_file]
-            total = sum(one.header.max_size for one in held)
-            newest = held[-1].segment_id if held else None
+            local = [one for one in self._catalog.all() if one.segment_id not in self._without_file]
+            total = sum(one.header.max_size for one in local)
+            newest = local[-1].segment_id if local else None
             # The least recently read first; of those never read, the oldest first.
-            held.sort(key=lambda one: (self._hydration.used.get(one.segment_id, 0), one.segment_id))
-        for sealed in held:
+            local.sort(key=lambda one: (self._hydration.used.get(one.segment_id, 0), one.segment_id))
+        for sealed in local:
             if total <= limit:
                 return
             if sealed.segment_id == newest:
@@ -304,10 +304,10 @@ class TierManager:
         limit = self._tiers.tier0_max_bytes
         if limit is None or self._copies.has_objects:
             return 0
-        held = [one for one in self._catalog.all() if one.segment_id not in self._without_file]
-        if sum(one.header.max_size for one in held) + size <= limit:
+        local = [one for one in self._catalog.all() if one.segment_id not in self._without_file]
+        if sum(one.header.max_size for one in local) + size <= limit:
             return 0
-        return max([size, *(one.end for one in held if self._placement.entry_of(one) is None)])
+        return max([size, *(one.end for one in local if self._placement.entry_of(one) is None)])
 
     def evict(self, segment_id: int) -> None:
         """

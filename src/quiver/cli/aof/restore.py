@@ -66,8 +66,8 @@ def restore(
         for one in restored:
             for damaged in one.damaged:
                 typer.echo(f"damaged: {damaged}", err=True)
-            for first, behind in one.missing:
-                typer.echo(f"{one.directory}: records {first} to {behind - 1} are missing", err=True)
+            for first, end in one.missing:
+                typer.echo(f"{one.directory}: records {first} to {end - 1} are missing", err=True)
     if not all(one.is_complete for one in restored):
         raise typer.Exit(1)
 
@@ -127,7 +127,7 @@ def _row(one: RestoredLog) -> dict[str, Any]:
         "from": described["first"],
         "to": described["last"],
         "damaged": len(one.damaged),
-        "missing": sum(behind - first for first, behind in one.missing),
+        "missing": sum(end - first for first, end in one.missing),
     }
 
 

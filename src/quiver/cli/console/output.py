@@ -73,10 +73,10 @@ def human_age(seconds: float | None) -> str | None:
     """Return ``2 m 5 s`` for 125; None stays None."""
     if seconds is None:
         return None
-    whole = max(int(seconds), 0)
-    if whole < 60:
+    whole_seconds = max(int(seconds), 0)
+    if whole_seconds < 60:
         return f"{max(seconds, 0.0):.1f} s"
-    minutes, rest = divmod(whole, 60)
+    minutes, rest = divmod(whole_seconds, 60)
     if minutes < 60:
         return f"{minutes} m {rest} s"
     hours, minutes = divmod(minutes, 60)

@@ -75,9 +75,9 @@ def pipeline_given(
 
 
 def _refuse_empty(hint: Any) -> None:
-    kind, *said = get_args(hint) if get_origin(hint) is not None else (hint,)
+    kind, *annotations = get_args(hint) if get_origin(hint) is not None else (hint,)
     if kind is Path or Path in get_args(kind):
-        for one in said:
+        for one in annotations:
             if hasattr(one, "parser"):
                 one.parser = path
 

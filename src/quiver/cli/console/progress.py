@@ -33,7 +33,7 @@ class ProgressDisplay:
         self._clock = clock
         self._stream = sys.stderr if stream is None else stream
         self._started = clock.monotonic()
-        self._said_at: float | None = None
+        self._reported_at: float | None = None
         self._count = 0
 
     def __call__(self, where: str) -> None:
@@ -42,9 +42,9 @@ class ProgressDisplay:
         now = self._clock.monotonic()
         if now - self._started < QUIET_S or not self._stream.isatty():
             return
-        if self._said_at is not None and now - self._said_at < _EVERY_S:
+        if self._reported_at is not None and now - self._reported_at < _EVERY_S:
             return
-        self._said_at = now
+        self._reported_at = now
         line = f"{self._what}: {self._count:,}, {now - self._started:.0f} s, {where}"
         self._stream.write("\r" + line[:_WIDTH].ljust(_WIDTH))
         self._stream.flush()
@@ -59,7 +59,7 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._said_at is not None:
+        if self._reported_at is not None:
             self._stream.write("\r" + " " * _WIDTH + "\r")
             self._stream.flush()
 

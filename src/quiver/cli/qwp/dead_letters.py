@@ -42,7 +42,7 @@ def dead_letters(
     action: Annotated[
         Action, typer.Argument(metavar="[list|show|replay|export|clear]", help="The operation.")
     ] = Action.list,
-    letters: Annotated[
+    ids: Annotated[
         list[str] | None,
         typer.Argument(metavar="LETTER", help="Ids as listed: 12.1f3a9c20, or 12 for all of frame 12. Default: all."),
     ] = None,
@@ -65,13 +65,13 @@ def dead_letters(
     """
     (name,) = names_of_slots(root, [slot])
     directory = f"{root}/{name}"
-    found, damage = _find(directory, letters or [], table)
+    found, damage = _find(directory, ids or [], table)
     if action is Action.show or rows:
         print_json([_as_dict(one, tables) | {"rows": _rows(tables)} for one, tables in found])
     elif action is Action.list:
         _list(directory, found, as_json=as_json)
     elif action is Action.clear:
-        _clear(directory, found, is_all=not letters and table is None, as_json=as_json)
+        _clear(directory, found, is_all=not ids and table is None, as_json=as_json)
     elif action is Action.export:
         _export(found, to, table, force=force, as_json=as_json)
     else:
@@ -162,13 +162,13 @@ def _clear(directory: str, found: _Found, *, is_all: bool, as_json: bool) -> Non
         typer.echo(f"{removed:,} dead letters removed")
 
 
-def _replay(directory: str, letters: list[StoredDeadLetter], conf: str | None, *, as_json: bool) -> None:
+def _replay(directory: str, dead_letters: list[StoredDeadLetter], conf: str | None, *, as_json: bool) -> None:
     from quiver.qwp.environment import conf_from_env  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.settings import SenderSettings  # noqa: PLC0415
     from quiver.qwp.slots.dead_letter_replay import replay_dead_letters  # noqa: PLC0415
 
     settings = replace(SenderSettings.from_conf(conf or conf_from_env()), sf_dir=None)
-    done = replay_dead_letters(settings, directory, letters, observer=NoServerReporter())
+    done = replay_dead_letters(settings, directory, dead_letters, observer=NoServerReporter())
     if as_json:
         refused = [{"frame": one.fsn, "status": one.status, "reason": one.reason} for one in done.refused]
         halted = None if done.halted is None else str(done.halted)

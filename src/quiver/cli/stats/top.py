@@ -44,7 +44,7 @@ def top(
 
     from quiver.cli.stats.top_figures import showing, take_snapshot  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK as clock  # noqa: N811, PLC0415
-    from quiver.pipeline.companion_stores import beside  # noqa: PLC0415
+    from quiver.pipeline.companion_stores import sibling_directory  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.receivers.settings import split_address  # noqa: PLC0415
     from quiver.settings import parse_duration_s  # noqa: PLC0415
@@ -57,7 +57,7 @@ def top(
             split_address(endpoint)
         except SettingsError:
             raise UsageError(f"--endpoint: {endpoint!r} is not host:port, for example 127.0.0.1:9464") from None
-    notes = beside(directory, "run") if run_dir is None else run_dir
+    notes = sibling_directory(directory, "run") if run_dir is None else run_dir
     if not directory.exists() and not notes.exists():
         raise UsageError(f"neither {directory} nor {notes} exists; give the directory of a pipeline's store")
     if looks is None and not as_json and not sys.stdout.isatty():

@@ -211,7 +211,7 @@ def take_snapshot(
     subscribers: tuple[SubscriberStats, ...] = ()
     waiting: dict[str, Waiting] = {}
     reports: dict[str, Reported] = {}
-    letters: Counter[str] = Counter()
+    dead_letters: Counter[str] = Counter()
     disk_bytes = None
     for place in _places(fs, directory, state):
         try:
@@ -231,7 +231,7 @@ def take_snapshot(
         reports = _reports(fs, found)
         problems += [one.report_problem for one in reports.values() if one.report_problem is not None]
         reports = {**reports, **reports}
-        letters.update(_letters(fs, found))
+        dead_letters.update(_count_dead_letters(fs, found))
     if disk_bytes is None:
         problems.append(f"{directory} does not exist yet")
     nodes = _nodes(state)
@@ -246,7 +246,7 @@ def take_snapshot(
         "; ".join(problems),
         waiting,
         reports,
-        dict(letters),  # `asdict` cannot copy a Counter
+        dict(dead_letters),  # `asdict` cannot copy a Counter
     )
 
 
@@ -276,7 +276,7 @@ def _reports(fs: FileSystem, found: StoreStats) -> dict[str, Reported]:
     return {name: one for name, one in reports.items() if one != Reported()}
 
 
-def _letters(fs: FileSystem, found: StoreStats) -> dict[str, int]:
+def _count_dead_letters(fs: FileSystem, found: StoreStats) -> dict[str, int]:
     counts = {
         one.subscriber: sum(count_dead_letters(fs, core.directory, one.subscriber) for core in found.cores)
         for one in found.subscribers

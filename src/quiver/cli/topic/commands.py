@@ -383,7 +383,7 @@ def _subscription_rows(one: CheckedTopic) -> list[dict[str, Any]]:
             "kind": saved.kind,
             "next_offset": saved.next_offset,
             "lag_messages": max(0, one.next_offset - saved.next_offset),
-            "acked_above": sum(behind - first for first, behind in saved.acked),
+            "acked_above": sum(end - first for first, end in saved.acked),
         }
         for saved in one.subscriptions
     ]

@@ -87,8 +87,8 @@ def metadata_of(root: Path, where: MetadataLocation | None) -> Iterator[Metadata
     from quiver.metadata import open_metadata  # noqa: PLC0415
     from quiver.topics.format.names import METADATA_FILE  # noqa: PLC0415
 
-    beside = root / METADATA_FILE
-    location = where or (f"sqlite://{beside.resolve()}" if beside.is_file() else None)
+    default_file = root / METADATA_FILE
+    location = where or (f"sqlite://{default_file.resolve()}" if default_file.is_file() else None)
     store = None if location is None else open_metadata(location)
     try:
         yield store
@@ -122,8 +122,8 @@ def messages_of_objects(objects: ObjectLocation, catalogue: ObjectCatalog, start
                     yield message
             start += len(found.bodies)
         else:
-            behind = reader.next_offset(start) if found is None else found.next_offset
-            start = stop if behind is None else behind
+            end = reader.next_offset(start) if found is None else found.next_offset
+            start = stop if end is None else end
 
 
 def check_objects(
@@ -148,8 +148,8 @@ def check_objects(
             reason = "these topics have objects, but no metadata about them; give it with --metadata"
             yield Finding(path, 0, "not read", reason)
     elif tier.objects is None:
-        for first, behind in checked.only_in_objects:
-            reason = f"the messages {first} to {behind - 1} are only in objects; use --objects to read them"
+        for first, end in checked.only_in_objects:
+            reason = f"the messages {first} to {end - 1} are only in objects; use --objects to read them"
             yield Finding(checked.directory, 0, "not read", reason)
     else:
         with contextlib.closing(open_objects(tier.objects, writable=False)) as objects:
@@ -218,7 +218,7 @@ def rebuild_catalog(
                 "to": rebuilt.descriptors[-1].end_offset if rebuilt.descriptors else None,
                 "damaged": [str(error) for error in rebuilt.damaged],
                 "left out": len(rebuilt.left_out),
-                "missing": [f"{first}-{behind - 1}" for first, behind in rebuilt.holes],
+                "missing": [f"{first}-{end - 1}" for first, end in rebuilt.holes],
             }
             for name, rebuilt in found.items()
         ]

@@ -205,13 +205,13 @@ def _equal_attributes(columns: _Compared) -> Any:
     return equal
 
 
-def _equal_values(columns: _Compared, name: str, asked: Any) -> Any:
-    """Return whether values equal the previous ones where *asked*; undefined elsewhere."""
+def _equal_values(columns: _Compared, name: str, rows: Any) -> Any:
+    """Return whether values equal the previous ones where *rows*; undefined elsewhere."""
     values = columns.column(name)
     if values is None or not values.null_count:
         return _adjacent_equal(values)
     equal = pc.equal(values[1:], values[:-1])
-    if (asked & ~validity(equal)).any():
+    if (rows & ~validity(equal)).any():
         return _adjacent_equal(_filled(values, _ZEROS[name]))  # a zero may be encoded as null
     return truths(equal)
 

@@ -144,9 +144,9 @@ def _values(payload: int, columns: Flat, items: int) -> int:
         for data, times in zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True):
             if not data:
                 continue
-            held, count = measure_value(data, levels=levels, items=max(items - counted, 0))
+            actual_arm, count = measure_value(data, levels=levels, items=max(items - counted, 0))
             counted += times * count
-            if held != arm:
+            if actual_arm != arm:
                 raise ConversionError(f"{TABLES[payload].name}: a value of type {kind} has another kind in its CBOR")
     if counted > items:
         raise ConversionError("CBOR: too many values")

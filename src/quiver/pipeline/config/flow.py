@@ -53,15 +53,15 @@ class BufferPlan:
     Attributes:
         name: the name of the persistence node; a generated one for implicit buffers.
         kind: see the diagram above.
-        beside: for an implicit buffer, the persistence node whose directory and settings it derives from; None for
-            memory.
+        derived_from: for an implicit buffer, the persistence node whose directory and settings it uses with changes;
+            None for memory.
         receivers: the nodes that fill it directly.
         routes: the routes out of it.
     """
 
     name: str
     kind: BufferKind
-    beside: str | None = None
+    derived_from: str | None = None
     receivers: list[str] = field(default_factory=list)
     routes: list[RoutePlan] = field(default_factory=list)
 
@@ -87,9 +87,9 @@ def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[Buffe
             continue
         plan = groups.get(frozenset(node.edges))
         if plan is None:
-            behind = _store_behind(nodes, node.edges)
-            kind: BufferKind = "memory" if behind is None else "intake"
-            plan = groups[frozenset(node.edges)] = BufferPlan(kind, kind, behind)
+            origin = _first_store(nodes, node.edges)
+            kind: BufferKind = "memory" if origin is None else "intake"
+            plan = groups[frozenset(node.edges)] = BufferPlan(kind, kind, origin)
         plan.receivers.append(node.name)
     if len(groups) > 1:
         for plan in groups.values():
@@ -161,7 +161,7 @@ def _ways(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> Iterator
             yield (name, *between), end
 
 
-def _store_behind(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> str | None:
+def _first_store(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> str | None:
     """Return the first persistence node that can be reached from *first*."""
     waiting = list(first)
     seen: set[str] = set()
@@ -193,7 +193,9 @@ def _lead_out(
         if _is_store(node):
             plan.routes.append(RoutePlan(end, between, end, strategy))
         elif between and not node.plugin.takes_rows:
-            staged = BufferPlan(f"staged-{end}"[:64], "memory" if plan.kind == "memory" else "staged", plan.beside)
+            staged = BufferPlan(
+                f"staged-{end}"[:64], "memory" if plan.kind == "memory" else "staged", plan.derived_from
+            )
             staged.routes.append(RoutePlan(end, (), None, strategy))
             plan.routes.append(RoutePlan(staged.name, between, staged.name, strategy))
             yield staged

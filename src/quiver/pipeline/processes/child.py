@@ -64,7 +64,7 @@ class ChildContext:
         cores: the number of ingest processes that share the ports; None for a single process without cores.
         core: the number of this process.
         drain_s: how long to continue with sealed data after a stop request.
-        scratch: the directory for Spark's temporary files, which the supervisor removes; None for the system default.
+        temp_dir: the directory for Spark's temporary files, which the supervisor removes; None for the system default.
         reread: reads the pipeline file again.
     """
 
@@ -74,7 +74,7 @@ class ChildContext:
     cores: int | None = None
     core: int = 0
     drain_s: float = DRAIN_S
-    scratch: Path | None = None
+    temp_dir: Path | None = None
     reread: Callable[[], Pipeline] | None = field(default=None, repr=False)
 
     @property
@@ -147,7 +147,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
     parser.add_argument("--cores", type=int)
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--drain-s", type=float, default=DRAIN_S)
-    parser.add_argument("--scratch", type=Path)
+    parser.add_argument("--temp-dir", type=Path)
     arguments = parser.parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
@@ -166,7 +166,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
             cores=arguments.cores,
             core=arguments.core,
             drain_s=arguments.drain_s,
-            scratch=arguments.scratch,
+            temp_dir=arguments.temp_dir,
             reread=reread,
         )
         set_log_level(context.pipeline)

@@ -33,7 +33,7 @@ from typing import Any
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import QuiverError, UsageError
-from quiver.pipeline.companion_stores import beside
+from quiver.pipeline.companion_stores import sibling_directory
 from quiver.pipeline.model import Pipeline, memory_directory
 from quiver.pipeline.processes.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
 from quiver.pipeline.processes.extras import missing_extra
@@ -54,12 +54,12 @@ __all__ = [
     "STATE_NAME",
     "RunOptions",
     "default_run_dir",
-    "left_behind",
     "lost_dead_letters",
     "not_sealed",
     "read_state",
     "remaining",
     "run_pipeline",
+    "undelivered_bundles",
 ]
 
 STATE_NAME = "state.json"
@@ -91,7 +91,7 @@ def default_run_dir(pipeline: Pipeline) -> Path:
     """
     if not pipeline.persistence.path:
         return Path(f"{Path(pipeline.source).stem}.run")
-    return beside(pipeline.persistence.path, "run")
+    return sibling_directory(pipeline.persistence.path, "run")
 
 
 def read_state(run_dir: Path) -> dict[str, Any]:
@@ -144,11 +144,11 @@ def run_pipeline(
     run_dir = options.run_dir.absolute()
     options = replace(options, run_dir=run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as held:
-        held.callback(hold(REAL_FILES, str(run_dir / RUN_LOCK), owner=f"quiver run {pipeline.source}").release)
-        scratch = held.enter_context(spark_temp_dir(run_dir))
-        running = _Running(pipeline.placed(run_dir), options, scratch, reread, report)
-        held.enter_context(_memory(running.pipeline, run_dir))
+    with contextlib.ExitStack() as resources:
+        resources.callback(hold(REAL_FILES, str(run_dir / RUN_LOCK), owner=f"quiver run {pipeline.source}").release)
+        temp_dir = resources.enter_context(spark_temp_dir(run_dir))
+        running = _Running(pipeline.placed(run_dir), options, temp_dir, reread, report)
+        resources.enter_context(_memory(running.pipeline, run_dir))
         running.report_left_over()
         threading.Thread(target=running.report_when_ready, name="quiver-ready", daemon=True).start()
         supervisor = running.supervisor
@@ -170,19 +170,19 @@ class _Running:
         self,
         pipeline: Pipeline,
         options: RunOptions,
-        scratch: Path,
+        temp_dir: Path,
         reread: Callable[[], Pipeline],
         report: Callable[[str], None],
     ) -> None:
         self.pipeline = pipeline
         self._options = options
-        self._scratch = scratch
+        self._temp_dir = temp_dir
         self._reread = reread
         self._report_line = report
         self._file = self._keep(pipeline)
         self._is_stop_reported = False
         self.supervisor = Supervisor(
-            _children(pipeline, options, self._file, self._scratch),
+            _children(pipeline, options, self._file, self._temp_dir),
             on_change=self._on_change,
             on_reload=self._on_reload,
             backoff=Backoff(first_s=0.2, cap_s=RESTART_S_MAX),
@@ -243,12 +243,12 @@ class _Running:
                 supervisor.send_signal(child.spec.name, signal.SIGHUP)
             else:
                 supervisor.renew(child.spec.name)
-        supervisor.change(_children(new, self._options, self._file, self._scratch))
+        supervisor.change(_children(new, self._options, self._file, self._temp_dir))
         self._report(f"reloaded: {describe_changes(old, new)}")
 
     def report_left_over(self) -> None:
         """Report subscribers that retain data which no exporter of this pipeline will read."""
-        for name, bundles, directory in left_behind(self.pipeline):
+        for name, bundles, directory in undelivered_bundles(self.pipeline):
             self._report(
                 f"{directory} keeps {bundles} bundles for {name}, which is no exporter here; if nobody else reads as "
                 f"{name}: quiver subscribers {shlex.quote(directory)} drop {name}"
@@ -274,15 +274,15 @@ class _Running:
     def report_remaining(self) -> None:
         """Report how much data each exporter has left in its buffer."""
         for name, bundles, directory in remaining(self.pipeline):
-            fate = "which is in memory, and gone" if not self.pipeline.is_durable else "for the next start"
+            fate = "which is in memory, and are lost" if not self.pipeline.is_durable else "for the next start"
             self._report(f"{name}: {bundles} bundles remain in {directory}, {fate}")
         for name, bundles, directory in not_sealed(self.pipeline):
             self._report(
                 f"{name}: {bundles} bundles remain in the log of {directory}, which was not sealed; they come to each "
                 "of its exporters with the next start"
             )
-        for name, letters, directory in lost_dead_letters(self.pipeline):
-            self._report(f"{name}: {letters} dead letters were in {directory}, which is in memory, and gone")
+        for name, count, directory in lost_dead_letters(self.pipeline):
+            self._report(f"{name}: {count} dead letters were in {directory}, which is in memory, and are lost")
 
 
 def _ready(path: Path) -> dict[str, Any]:
@@ -323,18 +323,18 @@ def lost_dead_letters(pipeline: Pipeline) -> list[tuple[str, int, str]]:
 
     found = []
     for directory in (buffer.config.path for buffer in pipeline.buffers if buffer.kind == "memory"):
-        letters: dict[str, int] = {}
+        counts: dict[str, int] = {}
         try:
             for root in _roots(directory):
                 for name in exporters_with_dead_letters(REAL_FILES, root):
-                    letters[name] = letters.get(name, 0) + count_dead_letters(REAL_FILES, root, name)
+                    counts[name] = counts.get(name, 0) + count_dead_letters(REAL_FILES, root, name)
         except (QuiverError, OSError) as error:
             _log.warning("%s cannot be looked at: %s", directory, error)
-        found += [(name, count, directory) for name, count in letters.items() if count]
+        found += [(name, count, directory) for name, count in counts.items() if count]
     return found
 
 
-def left_behind(pipeline: Pipeline) -> list[tuple[str, int, str]]:
+def undelivered_bundles(pipeline: Pipeline) -> list[tuple[str, int, str]]:
     """
     Return each subscriber that retains data but is not a route of *pipeline*: its name, the number of bundles, and the
     directory.
@@ -404,7 +404,7 @@ def _watch(descriptor: int, supervisor: Supervisor) -> None:
     supervisor.request_stop()
 
 
-def _children(pipeline: Pipeline, options: RunOptions, file: Path, scratch: Path) -> list[ChildSpec]:
+def _children(pipeline: Pipeline, options: RunOptions, file: Path, temp_dir: Path) -> list[ChildSpec]:
     rest = [str(file), "--source", pipeline.source, "--run-dir", str(options.run_dir)]
     for text in options.assignments:
         rest += ["--set", text]
@@ -430,7 +430,7 @@ def _children(pipeline: Pipeline, options: RunOptions, file: Path, scratch: Path
         ]
     if pipeline.queries:
         stop_s = drain_s + 2 * STOP_MORE_S
-        children.append(spec("spark", "quiver.pipeline.export", stop_s, SPARK_STAGE, "--scratch", str(scratch)))
+        children.append(spec("spark", "quiver.pipeline.export", stop_s, SPARK_STAGE, "--temp-dir", str(temp_dir)))
     return children
 
 

@@ -256,19 +256,23 @@ class RealLock:
             os.close(fd)
 
 
-_held: weakref.WeakSet[RealLock] = weakref.WeakSet()
-_held_guard = threading.Lock()
+_open_locks: weakref.WeakSet[RealLock] = weakref.WeakSet()
+_open_locks_guard = threading.Lock()
 
 
 def _forget_inherited_locks() -> None:
     # A flock belongs to the open file, which a forked child shares: if the parent dies and the child lives on,
     # the directory would stay locked by a process that never requested it.
-    for lock in list(_held):
+    for lock in list(_open_locks):
         lock.forget()
-    _held.clear()
+    _open_locks.clear()
 
 
-call_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_held_guard.release)
+call_at_fork(
+    before=_open_locks_guard.acquire,
+    after_in_parent=_open_locks_guard.release,
+    after_in_child=_open_locks_guard.release,
+)
 call_at_fork(after_in_child=_forget_inherited_locks)
 
 
@@ -456,12 +460,12 @@ class RealFileSystem:
         flags = os.O_RDWR | os.O_CREAT
         for _ in range(_LOCK_ATTEMPTS_MAX):
             # A thread that forks between the open and the registration would leave the lock to the child.
-            with _held_guard:
+            with _open_locks_guard:
                 fd = self._open_descriptor(path, flags, 0o600)
                 lock = self._try_lock_descriptor(fd, path)
                 if lock is None:
                     return None
-                _held.add(lock)
+                _open_locks.add(lock)
             RESERVE.keep(KEPT_WITH_A_LOG)  # every process that takes a lock writes
             if not self._still_named(fd, path):
                 lock.release()  # the file was removed between the open and the lock: that lock protects nothing
@@ -478,12 +482,12 @@ class RealFileSystem:
 
     def _try_lock_descriptor(self, fd: int, path: str) -> RealLock | None:
         try:
-            held = self._platform.lock(fd)
+            is_locked = self._platform.lock(fd)
         except OSError as error:
             os.close(fd)
             error.filename = path
             raise
-        if not held:
+        if not is_locked:
             os.close(fd)
             return None
         return RealLock(fd, self._platform)

@@ -237,8 +237,8 @@ class QwpConnection(asyncio.Protocol):
 
     def _welcome(self, request: Request, response: Response) -> None:
         response.headers["X-QWP-Max-Batch-Size"] = str(self._settings.max_request_bytes)
-        asked = request.headers.get_all("X-QWP-Request-Durable-Ack")
-        self._is_durable = any(value.strip().lower() == "true" for value in asked)
+        values = request.headers.get_all("X-QWP-Request-Durable-Ack")
+        self._is_durable = any(value.strip().lower() == "true" for value in values)
         if self._is_durable:
             response.headers["X-QWP-Durable-Ack"] = "enabled"
         host = self.transport.get_extra_info("peername") if self.transport is not None else None

@@ -174,8 +174,8 @@ class ReplayLedger:
             database.execute("UPDATE lives SET alive_at = -1")  # another process, another clock
             database.execute(_DROP_EMPTY)
             newest = database.execute("SELECT coalesce(max(life), 0) FROM lives").fetchone()[0]
-            heard_of = database.execute("SELECT sequence FROM facts").fetchone()[0]
-            return newest, min(heard_of, next_sequence - 1)
+            known_sequence = database.execute("SELECT sequence FROM facts").fetchone()[0]
+            return newest, min(known_sequence, next_sequence - 1)
 
         return self._run(recover, (0, -1))
 
@@ -236,8 +236,8 @@ class ReplayLedger:
         self, life: int, digest: bytes, *, sender: bytes, opened_at: float, since_ns: int
     ) -> Found | None:
         """Return the table that *life*, a connection of *sender*, repeats, or None if it is new."""
-        asked = {"life": life, "digest": digest, "sender": sender, "opened_at": opened_at, "since": since_ns}
-        row = self._run(lambda database: database.execute(_REPEATED, asked).fetchone(), None)
+        parameters = {"life": life, "digest": digest, "sender": sender, "opened_at": opened_at, "since": since_ns}
+        row = self._run(lambda database: database.execute(_REPEATED, parameters).fetchone(), None)
         if row is None:
             return None
         former, position, sequence, nbytes, is_same_sender = row

@@ -101,7 +101,7 @@ class TableBatches:
             return
         exported = self._exporter.exported_through(which)
         before = {root: exported[store] for root, store in identities.items() if store in exported}
-        descriptors = Descriptors.of(batch).behind(before)
+        descriptors = Descriptors.of(batch).after(before)
         if not descriptors.table.num_rows:
             return
         which = BatchOf(query, batch_id, stores, descriptors.through(identities))

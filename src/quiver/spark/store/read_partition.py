@@ -127,14 +127,14 @@ def _reader(path: str) -> SegmentReader:
     reader = _readers.get(key)
     if reader is None:
         # An open file keeps its disk space even after it is deleted.
-        for gone in [known for known in _readers if not _fs.exists(known[0])]:
-            del _readers[gone]
+        for deleted in [known for known in _readers if not _fs.exists(known[0])]:
+            del _readers[deleted]
         reader = SegmentReader.open(_fs, path)
         reader.verify()
         if status.inode == COLD_INODE:
             # It is in memory completely, and a task reads one segment after the other.
-            for held in [known for known in _readers if known[1] == COLD_INODE]:
-                del _readers[held]
+            for cold in [known for known in _readers if known[1] == COLD_INODE]:
+                del _readers[cold]
         _readers[key] = reader
         if len(_readers) > _READERS_MAX:
             _readers.popitem(last=False)

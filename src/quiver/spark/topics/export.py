@@ -121,10 +121,10 @@ class _MessageTask:
 
     def _messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, StagedMessage]]:
         time_ms = SYSTEM_CLOCK.now_ns() // NS_PER_MS
-        says = {TABLE_ATTRIBUTE: self.table, CONTENT_ATTRIBUTE: "application/json"}
+        attributes = {TABLE_ATTRIBUTE: self.table, CONTENT_ATTRIBUTE: "application/json"}
         if not self.json:
-            says = {SIGNAL_ATTRIBUTE: _SIGNALS[self.table], CONTENT_ATTRIBUTE: "application/x-protobuf"}
-        tail = MessageCodec(self.topic).tail_of(says)
+            attributes = {SIGNAL_ATTRIBUTE: _SIGNALS[self.table], CONTENT_ATTRIBUTE: "application/x-protobuf"}
+        tail = MessageCodec(self.topic).tail_of(attributes)
         for payload in self._lines(batches) if self.json else self._requests(batches):
             yield self.topic, StagedMessage(payload, time_ms, tail)
 

@@ -106,10 +106,10 @@ class _OwnFiles(ColdFiles):
         super().__init__(fs, open_tier=side.open_tier)
         self._own = side.register.directory
         location, folder = location_from_list(side.register.location)
-        self._held = ColdListing(location, folder, _Verified(side.register))
+        self._own_listing = ColdListing(location, folder, _Verified(side.register))
 
     def _listing(self, directory: str) -> ColdListing | None:
-        return self._held if directory == self._own else super()._listing(directory)
+        return self._own_listing if directory == self._own else super()._listing(directory)
 
 
 def open_cold_side(

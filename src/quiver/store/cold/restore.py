@@ -142,6 +142,6 @@ def _make(fs: FileSystem, one: RestoredStore, root: str, location: ObjectLocatio
     replace_file(fs, f"{root}/{STORE_ID}", f"{one.identity}\n".encode())
     register = ColdRegister(fs, directory, location_to_list(location, folder_of(one.identity)))
     register.replace_all(one.segments)
-    behind = one.segments[-1].seq + 1
-    raise_floor(fs, root, behind)
-    skip_numbers(fs, root, number_beyond(behind, clock))
+    next_number = one.segments[-1].seq + 1
+    raise_floor(fs, root, next_number)
+    skip_numbers(fs, root, number_beyond(next_number, clock))

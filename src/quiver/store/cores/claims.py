@@ -209,7 +209,7 @@ class Evictor:
         names = self._fs.list_dir(directory) if self._fs.exists(directory) else []
         return segment_numbers(names)[:-1]
 
-    def _finished(self, core: int, _gone: set[tuple[int, int]]) -> Iterator[_Victim]:
+    def _finished(self, core: int, _removed: set[tuple[int, int]]) -> Iterator[_Victim]:
         states = self._durable_states(core)
         if states:
             for seq in self._numbers(core):

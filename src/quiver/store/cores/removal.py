@@ -42,10 +42,10 @@ def remove_drained(fs: FileSystem, directory: str) -> bool:
         OSError: the disk refused; the rest can be opened and removed later.
     """
     boxes = _letter_boxes(fs, directory)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         try:
             for one in (directory, *boxes):
-                held.callback(hold(fs, f"{one}/{STORE_LOCK}", owner="removal of a drained core").release)
+                locks.callback(hold(fs, f"{one}/{STORE_LOCK}", owner="removal of a drained core").release)
         except DirectoryInUseError:
             return False
         if _must_stay(fs, directory) or any(_must_stay(fs, box) or _has_logged(fs, box) for box in boxes):

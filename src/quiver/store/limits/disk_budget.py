@@ -111,15 +111,15 @@ class DiskBudget:
         self._listed_s = -math.inf
         places = {_absolute(path): reserved for path, reserved in buffers.items()}
         self._buffers = {path: _Place(path, reserved, are_dead_letters=False) for path, reserved in places.items()}
-        self._letters = {path: _Place(path, 0, are_dead_letters=True) for path in places}
+        self._dead_letters = {path: _Place(path, 0, are_dead_letters=True) for path in places}
 
     def buffer(self, path: str) -> DiskShare:
         """Return the share of the buffer at *path*, which must be one of *buffers*."""
         return DiskShare(self, self._buffers[_absolute(path)])
 
-    def letters(self, path: str) -> DiskShare:
+    def dead_letters(self, path: str) -> DiskShare:
         """Return the share of the dead letters of the buffer at *path*."""
-        return DiskShare(self, self._letters[_absolute(path)])
+        return DiskShare(self, self._dead_letters[_absolute(path)])
 
     def used_bytes(self) -> int:
         """Return the size on disk of everything under the budget."""
@@ -154,7 +154,7 @@ class DiskBudget:
             place.listed_bytes.pop(path, None)
 
     def _places(self) -> Sequence[_Place]:
-        return [*self._buffers.values(), *self._letters.values()]
+        return [*self._buffers.values(), *self._dead_letters.values()]
 
     def _list_sometimes(self) -> None:
         now_s = self._clock.monotonic()

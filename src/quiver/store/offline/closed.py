@@ -18,7 +18,7 @@ from quiver.store.format.names import STORE_LOCK
 from quiver.store.opening import open_store
 from quiver.store.reading.written_by import written_by
 
-__all__ = ["drain", "held_closed", "require_closed"]
+__all__ = ["drain", "locked_for_writing", "require_closed"]
 
 _NEVER_S = 1e9
 """A grace period that does not end meanwhile: programs that work on files must not delete data."""
@@ -32,7 +32,7 @@ class _Quiet(InMemoryObserver):
 
 
 @contextmanager
-def held_closed(fs: FileSystem, root: str, *, owner: str) -> Iterator[None]:
+def locked_for_writing(fs: FileSystem, root: str, *, owner: str) -> Iterator[None]:
     """
     Prevent other processes from writing to the store at *root*; *owner* is the reason that they get.
 
@@ -40,10 +40,10 @@ def held_closed(fs: FileSystem, root: str, *, owner: str) -> Iterator[None]:
         DirectoryInUseError: a process has it open; or, for one core of several, another core is freeing space in it.
         OSError: a lock cannot be taken.
     """
-    with ExitStack() as held:
-        held.callback(hold(fs, f"{root}/{STORE_LOCK}", owner=owner).release)
+    with ExitStack() as locks:
+        locks.callback(hold(fs, f"{root}/{STORE_LOCK}", owner=owner).release)
         if parse_core_directory(posixpath.basename(root)) is not None:
-            held.callback(hold(fs, f"{root}/{EVICT_LOCK}", owner=owner).release)
+            locks.callback(hold(fs, f"{root}/{EVICT_LOCK}", owner=owner).release)
         yield
 
 
@@ -52,10 +52,10 @@ def require_closed(fs: FileSystem, roots: Sequence[str], *, owner: str) -> None:
     Check that no process has one of *roots* open, before an operation on all cores of a store changes the first one.
 
     Raises:
-        DirectoryInUseError, OSError: as `held_closed`.
+        DirectoryInUseError, OSError: as `locked_for_writing`.
     """
     for root in roots:
-        with held_closed(fs, root, owner=owner):
+        with locked_for_writing(fs, root, owner=owner):
             pass
 
 

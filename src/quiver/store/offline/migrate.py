@@ -52,7 +52,7 @@ from quiver.store.format.segment.ipc_table import decode_table, encode_table
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
 from quiver.store.format.wal_file import encode_wal_header
 from quiver.store.number_floor import raise_floor
-from quiver.store.offline.closed import drain, held_closed
+from quiver.store.offline.closed import drain, locked_for_writing
 from quiver.store.reading.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
 from quiver.store.reading.listing import find_segments
 from quiver.store.reading.store_files import StoreFiles
@@ -111,12 +111,12 @@ def migrate(fs: FileSystem, root: str, *, profile: Profile, adapter: Adapter | N
         UsageError: *root* is not a store, or is a snapshot, or has segments in an object tier.
         OSError: the disk reported an error; call it again.
     """
-    with ExitStack() as held:
-        _begin(fs, root, held)
+    with ExitStack() as locks:
+        _begin(fs, root, locks)
         before = _bundle_count(fs, root)
         drain(fs, root, clock=clock)
         sealed = _bundle_count(fs, root) - before
-        held.enter_context(held_closed(fs, root, owner="quiver migrate"))
+        locks.enter_context(locked_for_writing(fs, root, owner="quiver migrate"))
         config_hash = _target_hash(fs, root, profile, adapter)
         rewritten = sum(_rewrite_segment(fs, f"{root}/{SEGMENTS_DIR}/{name}") for name in _segments(fs, root, profile))
         replaced = _replace_log(fs, root, config_hash)
@@ -133,13 +133,13 @@ def require_migratable(fs: FileSystem, root: str) -> None:
     Raises:
         DirectoryInUseError, CorruptionError, UsageError, OSError: as `migrate`.
     """
-    with ExitStack() as held:
-        _begin(fs, root, held)
-        held.enter_context(held_closed(fs, root, owner="quiver migrate"))
+    with ExitStack() as locks:
+        _begin(fs, root, locks)
+        locks.enter_context(locked_for_writing(fs, root, owner="quiver migrate"))
 
 
-def _begin(fs: FileSystem, root: str, held: ExitStack) -> None:
-    """Refuse stores that cannot be migrated, and lock all subscribers as long as *held* is open."""
+def _begin(fs: FileSystem, root: str, locks: ExitStack) -> None:
+    """Refuse stores that cannot be migrated, and lock all subscribers as long as *locks* is open."""
     require_store(fs, root)
     refuse_snapshot(fs, root)
     if read_cold_list(fs, f"{root}/{SEGMENTS_DIR}") is not None:
@@ -149,7 +149,7 @@ def _begin(fs: FileSystem, root: str, held: ExitStack) -> None:
         )
     # Before anything is changed: a process that works for a subscriber would write the old profile again.
     for subscriber in find_subscribers(fs, root):
-        held.callback(lock_subscriber(fs, root, subscriber).release)
+        locks.callback(lock_subscriber(fs, root, subscriber).release)
     _require_valid(fs, root)
 
 

@@ -60,7 +60,7 @@ from quiver.store.format.retry_set import (
 )
 from quiver.store.format.wal_file import WAL_HEADER, WAL_HEADER_BYTES, WAL_MAGIC, WAL_VERSION, decode_wal_header
 from quiver.store.number_floor import raise_floor
-from quiver.store.offline.closed import drain, held_closed
+from quiver.store.offline.closed import drain, locked_for_writing
 from quiver.store.offline.repair_report import Repaired, RepairReport
 from quiver.store.offline.salvage import DamagedSegment, entries_of, examine, export_streams, is_complete, rewrite
 from quiver.store.reading.check import SMALL_FILE_BYTES_MAX, check_store, nested_stores, refuse_snapshot, require_store
@@ -102,10 +102,10 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
     require_store(fs, root)
     refuse_snapshot(fs, root)
     report = RepairReport(root, dry_run)
-    for letters in nested_stores(fs, root):
+    for path in nested_stores(fs, root):
         # These are separate stores. Their findings do not belong to this one.
-        report.repairs += repair(fs, letters, clock=clock, dry_run=dry_run).repairs
-    with held_closed(fs, root, owner="quiver repair"):
+        report.repairs += repair(fs, path, clock=clock, dry_run=dry_run).repairs
+    with locked_for_writing(fs, root, owner="quiver repair"):
         before = _findings(fs, root)
         for finding in before:
             if finding.reason in NO_FILE_REASONS:
@@ -509,12 +509,14 @@ def _fixed_head(head: bytes, scan: WalFileScan, config_hash: bytes | None) -> by
 
 
 def _ranges(work: _Work, scan: WalFileScan, *, is_active: bool) -> Iterator[Repaired]:
-    held = [
+    in_segments = [
         (info.sequence_first or 0, info.sequence_last or 0) for info in work.valid if info.sequence_last is not None
     ]
     for (offset, length), damage in zip(scan.damage_spans, scan.damage, strict=True):
         mended = f"{length} bytes quarantined and skipped"
-        yield Repaired(scan.path, f"at byte {offset}: {damage.reason}", mended, _lost_between(scan, offset, held))
+        yield Repaired(
+            scan.path, f"at byte {offset}: {damage.reason}", mended, _lost_between(scan, offset, in_segments)
+        )
     if scan.size_bytes == 0 and not is_active:
         yield Repaired(scan.path, "the file is empty", "skipped", "its bundles, unless a segment has them")
     if scan.tail != "torn":
@@ -527,20 +529,20 @@ def _ranges(work: _Work, scan: WalFileScan, *, is_active: bool) -> Iterator[Repa
         yield Repaired(scan.path, problem, "quarantined and skipped", "their contents are unknown")
 
 
-def _lost_between(scan: WalFileScan, offset: int, held: list[tuple[int, int]]) -> str | None:
+def _lost_between(scan: WalFileScan, offset: int, in_segments: list[tuple[int, int]]) -> str | None:
     """Return the bundles lost by the damage at *offset*, by the sequence numbers around it; None if there are none."""
     header = scan.header
     if header is None or offset == 0:
         return None
     position = header.position_start + offset - header.header_size
     before = [scanned.entry.sequence for scanned in scan.entries if scanned.end <= position]
-    behind = [scanned.entry.sequence for scanned in scan.entries if scanned.start >= position]
-    if not before or not behind:
+    after = [scanned.entry.sequence for scanned in scan.entries if scanned.start >= position]
+    if not before or not after:
         return "at least one bundle, unless a segment has it"
     lost = [
         sequence
-        for sequence in range(max(before) + 1, min(behind))
-        if not any(low <= sequence <= high for low, high in held)
+        for sequence in range(max(before) + 1, min(after))
+        if not any(low <= sequence <= high for low, high in in_segments)
     ]
     if not lost:
         return None

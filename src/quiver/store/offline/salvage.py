@@ -118,8 +118,8 @@ def is_complete(damaged: DamagedSegment, entries: Sequence[ScannedEntry], valid:
 
 def _gap(seq: int, valid: Sequence[SegmentInfo]) -> tuple[int, int]:
     before = [info.sequence_last for info in valid if info.seq < seq and info.sequence_last is not None]
-    behind = [info.sequence_first for info in valid if info.seq > seq and info.sequence_first is not None]
-    return max(before, default=-1) + 1, min(behind, default=_SEQUENCE_MAX)
+    after = [info.sequence_first for info in valid if info.seq > seq and info.sequence_first is not None]
+    return max(before, default=-1) + 1, min(after, default=_SEQUENCE_MAX)
 
 
 def rewrite(

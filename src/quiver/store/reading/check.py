@@ -191,8 +191,8 @@ def check_store(
     _check_staged(fs, report, on_progress)
     _check_missing(fs, report)
     _note_leftovers(fs, report)
-    for letters in nested_stores(fs, root):
-        _add_nested(report, check_store(fs, letters, on_progress=on_progress, objects=objects))
+    for path in nested_stores(fs, root):
+        _add_nested(report, check_store(fs, path, on_progress=on_progress, objects=objects))
     return report
 
 

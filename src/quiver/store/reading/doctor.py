@@ -58,7 +58,7 @@ class Remark:
 
     subject: str
     verdict: Rating
-    said: str
+    finding: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,17 +156,17 @@ class _Sink:
 
 
 def _grouped(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    held: list[pa.RecordBatch] = []
+    collected: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        held.append(batch)
+        collected.append(batch)
         rows += batch.num_rows
         size += batch_bytes(batch)
         if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
-            yield pa.Table.from_batches(held, schema)
-            held, rows, size = [], 0, 0
+            yield pa.Table.from_batches(collected, schema)
+            collected, rows, size = [], 0, 0
     if rows:
-        yield pa.Table.from_batches(held, schema)
+        yield pa.Table.from_batches(collected, schema)
 
 
 def _write_parquet(sink: _Sink, schema: pa.Schema, tables: Iterator[pa.Table]) -> int:

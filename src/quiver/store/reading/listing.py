@@ -170,26 +170,26 @@ def _lag_of(
     fs: FileSystem, root: str, subscriber: str, progress: Progress | str, segments: Sequence[SegmentInfo], now_ns: int
 ) -> SubscriberSummary:
     lock = f"{root}/{subscriber_lock_name(subscriber)}"
-    held, owner = is_held(fs, lock), holder_of(fs, lock)
+    is_owned, owner = is_held(fs, lock), holder_of(fs, lock)
     try:
         changed_ns = fs.stat(progress_path(root, subscriber)).modified_ns
     except FileNotFoundError:
         changed_ns = now_ns
     age_s = max(now_ns - changed_ns, 0) / 1e9
     if isinstance(progress, str):
-        return SubscriberSummary(subscriber, None, None, None, None, age_s, held, owner, progress)
+        return SubscriberSummary(subscriber, None, None, None, None, age_s, is_owned, owner, progress)
     state = SubscriberState.from_progress(progress)
     bundles = size = 0
-    behind: list[SegmentInfo] = []
+    incomplete: list[SegmentInfo] = []
     for segment in segments:
         left = _pending(state, segment)
         if left:
             bundles += left
             size += segment.size_bytes * left // segment.bundle_count
-            behind.append(segment)
-    times = [segment.ingested_min_ns for segment in behind if segment.ingested_min_ns is not None]
+            incomplete.append(segment)
+    times = [segment.ingested_min_ns for segment in incomplete if segment.ingested_min_ns is not None]
     oldest_s = (now_ns - min(times)) / 1e9 if times else None
-    return SubscriberSummary(subscriber, bundles, len(behind), size, oldest_s, age_s, held, owner)
+    return SubscriberSummary(subscriber, bundles, len(incomplete), size, oldest_s, age_s, is_owned, owner)
 
 
 def _pending(state: SubscriberState, segment: SegmentInfo) -> int:

@@ -163,10 +163,10 @@ class StoreCopy:
             below = f"{DEAD_LETTER_DIR}/{exporter}"
             if not is_store(self._fs, f"{self._root}/{below}"):
                 continue
-            letters = StoreCopy(self._fs, f"{self._root}/{below}", f"{self._into}/{below}", self._done)
-            letters.copy_store()
-            letters.copy_undelivered()
-            self._add(below, letters.files)
+            nested = StoreCopy(self._fs, f"{self._root}/{below}", f"{self._into}/{below}", self._done)
+            nested.copy_store()
+            nested.copy_undelivered()
+            self._add(below, nested.files)
 
     def _add(self, below: str, files: Iterable[SnapshotFile]) -> None:
         self.files += [SnapshotFile(f"{below}/{file.path}", file.size_bytes, file.crc32) for file in files]

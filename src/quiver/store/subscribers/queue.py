@@ -283,8 +283,10 @@ class DeliveryQueue:
         """Rebuild the queue after the state was rewound to *to*. Claims and deferrals are kept."""
         for seq in [seq for seq in self._free if seq >= to.segment]:
             del self._free[seq]
-        behind = [segment.seq for segment in self._segments.between(to.segment) if not self._state.is_complete(segment)]
-        self._open = self._open[: bisect_left(self._open, to.segment)] + behind
+        incomplete = [
+            segment.seq for segment in self._segments.between(to.segment) if not self._state.is_complete(segment)
+        ]
+        self._open = self._open[: bisect_left(self._open, to.segment)] + incomplete
         in_runs = (ref for runs in self._runs.values() for run in runs for ref in run.refs(run.left))
         for ref in (*self._claimed, *in_runs, *self._delayed, *self._unreadable):
             if ref.segment >= to.segment and ref.segment in self._segments:

@@ -189,15 +189,15 @@ def open_cold_tier(
         given = {} if cloud is None else {"backend": cloud.backend, "root": cloud.root, "options": dict(cloud.options)}
         objects = given
     objects = ObjectLocation.of(objects, environment=environment)
-    beside = f"sqlite://{os.path.abspath(root)}/{METADATA_FILE}"  # noqa: PTH100
+    default_location = f"sqlite://{os.path.abspath(root)}/{METADATA_FILE}"  # noqa: PTH100
     if objects.backend == "memory":
         # These objects end with the process: no local file may be deleted for them, and no record may outlive them.
         if settings.deleter.without_objects().deletes or any("deleter" in one for one in settings.topics.values()):
             raise SettingsError("deleter has no effect: no local file is deleted for objects that are in memory only")
         keep = replace(settings.deleter, retention_time_minutes=None, retention_size_mb=None)
-        settings, beside = replace(settings, deleter=keep), "memory://"
+        settings, default_location = replace(settings, deleter=keep), "memory://"
     tier = open_objects(objects, environment=environment, fs=fs, clock=clock, observer=observer)
-    where = metadata or settings.metadata.location or beside
+    where = metadata or settings.metadata.location or default_location
     try:
         known = open_metadata(where, environment=environment)
         return ObjectColdTier(

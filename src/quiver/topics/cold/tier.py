@@ -54,7 +54,7 @@ __all__ = ["ObjectColdTier"]
 _NS_PER_S = 1_000_000_000
 _RETRY_S = 5.0
 _RETRIES = Backoff(first_s=5.0, cap_s=300.0)
-_LEFT_BEHIND_S = 1.0
+_ABANDON_S = 1.0
 _POLL_S = 1.0
 
 
@@ -105,7 +105,7 @@ class ObjectColdTier:
         )  # fmt: skip
         self._cycle_ended = threading.Condition()
         self._is_closing = False
-        self._left_behind = False
+        self._has_unfinished = False
         self._died: WorkerDiedError | None = None
         self._workers = [
             Worker(
@@ -354,8 +354,8 @@ class ObjectColdTier:
         except MetadataUnavailableError as error:
             owned.problem = str(error)
             return False
-        is_gone = offset < owned.begins_at or (first is not None and offset < first)  # deleted since
-        if is_gone or (found is not None and found.start_offset <= offset):
+        is_deleted = offset < owned.begins_at or (first is not None and offset < first)  # deleted since
+        if is_deleted or (found is not None and found.start_offset <= offset):
             return True
         if found is not None or reached > offset:
             raise CorruptionError(f"{wal.directory}", 0, f"message {offset} is damaged in the log, and is not uploaded")
@@ -550,7 +550,7 @@ class ObjectColdTier:
 
         These are detached, too. Nothing else is uploaded meanwhile.
         """
-        self._is_closing = self._left_behind = True  # set before an interrupt can happen
+        self._is_closing = self._has_unfinished = True  # set before an interrupt can happen
         unfinished = []
         for topic, error in do_within(timeout, topics, lambda topic: self.detach(topic, sealed=True)).items():
             with self._guard:
@@ -566,7 +566,7 @@ class ObjectColdTier:
                 )
             )  # fmt: skip
             self.detach(topic, sealed=False)
-        self._left_behind = bool(unfinished)
+        self._has_unfinished = bool(unfinished)
         return unfinished
 
     def close(self) -> None:
@@ -574,7 +574,7 @@ class ObjectColdTier:
         self._is_closing = True
         for worker in self._workers:
             # It may be in a request that never returns: its later calls are refused everywhere.
-            worker.stop(_LEFT_BEHIND_S if self._left_behind else None)
+            worker.stop(_ABANDON_S if self._has_unfinished else None)
         with self._guard:
             self._owned.clear()
         self._objects.close()

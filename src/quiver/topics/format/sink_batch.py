@@ -102,10 +102,10 @@ def decode_staged(body: bytes) -> StagedMessage | Damage:
     if len(body) < PART_HEADER.size:
         return Damage(0, "a staged message that is too short")
     time_ms, tail_bytes = PART_HEADER.unpack_from(body, 0)
-    behind = PART_HEADER.size + tail_bytes
-    if behind > len(body) or tail_bytes < _U64.size:
+    body_start = PART_HEADER.size + tail_bytes
+    if body_start > len(body) or tail_bytes < _U64.size:
         return Damage(8, f"a staged message with a tail of {tail_bytes} bytes")
-    return StagedMessage(body[behind:], time_ms, body[PART_HEADER.size : behind])
+    return StagedMessage(body[body_start:], time_ms, body[PART_HEADER.size : body_start])
 
 
 def named_tail(tail: bytes, name: str) -> bytes:

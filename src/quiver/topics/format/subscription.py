@@ -70,10 +70,10 @@ def encode_subscription(saved: SavedSubscription) -> bytes:
 
 def decode_subscription(data: Buffer) -> Answer[SavedSubscription]:
     """Decode a subscription. Fields of later versions are ignored."""
-    whole = bytes(data)
-    if len(whole) > SUBSCRIPTION_BYTES_MAX:
-        return Damage(0, f"a subscription of {len(whole)} bytes")
-    line, newline, rest = whole.partition(b"\n")
+    content = bytes(data)
+    if len(content) > SUBSCRIPTION_BYTES_MAX:
+        return Damage(0, f"a subscription of {len(content)} bytes")
+    line, newline, rest = content.partition(b"\n")
     if not newline:
         return NeedMore(1 + _CHECKSUM_LINE_BYTES)
     if len(rest) < _CHECKSUM_LINE_BYTES:

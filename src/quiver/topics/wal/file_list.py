@@ -20,11 +20,11 @@ class SealedFiles:
     is replaced, never changed.
     """
 
-    __slots__ = ("_held", "_marks", "_removing", "files")
+    __slots__ = ("_marks", "_readers", "_removing", "files")
 
     def __init__(self, files: Sequence[WalFile]) -> None:
         self.files = tuple(files)
-        self._held: dict[str, weakref.WeakSet[object]] = {}
+        self._readers: dict[str, weakref.WeakSet[object]] = {}
         self._marks: dict[str, FileMarks] = {}
         self._removing: list[str] = []
 
@@ -39,20 +39,20 @@ class SealedFiles:
 
     def hold(self, path: str, owner: object) -> None:
         """Keep a file until `release`, or until *owner* is garbage-collected."""
-        self._held.setdefault(path, weakref.WeakSet()).add(owner)
+        self._readers.setdefault(path, weakref.WeakSet()).add(owner)
 
     def release(self, path: str, owner: object) -> None:
         """Undo `hold`. Idempotent."""
-        held = self._held.get(path, weakref.WeakSet())
-        held.discard(owner)
-        if not held:
-            self._held.pop(path, None)
+        readers = self._readers.get(path, weakref.WeakSet())
+        readers.discard(owner)
+        if not readers:
+            self._readers.pop(path, None)
 
     def take_below(self, offset: int) -> tuple[WalFile, ...]:
         """Drop the oldest files with all messages below *offset* from the list, up to the first held; return them."""
         released = []
         for file in self.files:
-            if file.next_offset > offset or self._held.get(file.path):
+            if file.next_offset > offset or self._readers.get(file.path):
                 break
             released.append(file)
         self.files = self.files[len(released) :]
@@ -71,7 +71,7 @@ class SealedFiles:
         """
         for file in files:
             self._marks.pop(file.path, None)
-            self._held.pop(file.path, None)
+            self._readers.pop(file.path, None)
             self._removing.append(file.path)
         if self._removing:
             remove_durably(fs, self._removing)

@@ -215,11 +215,11 @@ class FrameScanner:
         if [place[0] for place in frames] != list(range(self.expected, self.expected + count)):
             count = next(at for at, place in enumerate(frames) if place[0] != self.expected + at)
             frame = frames[count]
-            says = offset_within(data, frame)
-            if says == self.expected + count:
+            found_offset = offset_within(data, frame)
+            if found_offset == self.expected + count:
                 count += 1  # only the header is damaged, and the message repeats its offset
             elif count == 0:
-                return self._out_of_order(says)
+                return self._out_of_order(found_offset)
             frames = frames[:count]
         good = Good(frames, data, self.position, self.expected)
         self._marks.add(self.expected, self.position)
@@ -227,12 +227,18 @@ class FrameScanner:
         self.position += frames[-1][2]
         return good
 
-    def _out_of_order(self, says: int | None) -> Lost:
-        if says is not None and says > self.expected:
-            lost = Lost(self.position, self.position, f"offset {says} follows {self.expected - 1}", self.expected, says)
-            self.expected = says
+    def _out_of_order(self, found_offset: int | None) -> Lost:
+        if found_offset is not None and found_offset > self.expected:
+            lost = Lost(
+                self.position,
+                self.position,
+                f"offset {found_offset} follows {self.expected - 1}",
+                self.expected,
+                found_offset,
+            )
+            self.expected = found_offset
             return lost
-        return self._skip_damage(self.position, f"a message of offset {says} where {self.expected} belongs")
+        return self._skip_damage(self.position, f"a message of offset {found_offset} where {self.expected} belongs")
 
     def _skip_damage(self, bad: int, reason: str) -> Lost:
         rest = self._file.pread(self._end - bad, bad)

@@ -113,9 +113,9 @@ def first_offset_of(fs: FileSystem, path: str, size: int, *, known: int | None, 
     finally:
         file.close()
     frames, _, _ = take_frames(data, count_max=1)
-    says = offset_within(data, frames[0]) if frames else None
-    if says is not None:
-        return says
+    offset = offset_within(data, frames[0]) if frames else None
+    if offset is not None:
+        return offset
     # The first message is damaged. Is there an intact one after it?
     expected = above if known is None else known
     with FrameScanner(fs, path, position=0, end=None, expected=expected, marks=FileMarks()) as scanner:
