@@ -347,9 +347,9 @@ def word_rules(files: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def is_plain_page(path: str) -> bool:
-    """Return whether the limits on words apply to this page: not to decisions and the changelog, which quote."""
+    """Return whether the limits on words apply to this page: not to the changelog, which quotes."""
     return path in {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"} or (
-        path.startswith("docs/") and path.endswith(".md") and not path.startswith("docs/decisions/")
+        path.startswith("docs/") and path.endswith(".md")
     )
 
 

@@ -106,9 +106,9 @@ def test_a_bundle_stored_but_not_acknowledged_is_stored_again(theirs, ours, rece
     receiver = receiver_of()
     steps, sync = [], ours.sync
     ours.sync = lambda: (steps.append("synced"), sync())
-    receiver._subscription = receiver._subscribe()
-    receiver._position = receiver._subscription.initial()
-    receiver._subscription.commit = lambda _: (steps.append("confirm"), (_ for _ in ()).throw(OSError("the disk")))
+    receiver._subscriber = receiver._subscribe()
+    receiver._position = receiver._subscriber.initial()
+    receiver._subscriber.commit = lambda _: (steps.append("confirm"), (_ for _ in ()).throw(OSError("the disk")))
     with pytest.raises(OSError, match="the disk"):
         receiver.take()
     assert steps == ["synced", "confirm"]
@@ -123,9 +123,9 @@ def test_a_failed_acknowledgement_is_retried_alone(theirs, ours, receiver_of):
         theirs.ingest(bundle(number))
     theirs.seal()
     receiver = receiver_of()
-    receiver._subscription = receiver._subscribe()
-    receiver._position = receiver._subscription.initial()
-    commit, tries = receiver._subscription.commit, []
+    receiver._subscriber = receiver._subscribe()
+    receiver._position = receiver._subscriber.initial()
+    commit, tries = receiver._subscriber.commit, []
 
     def full_at_first(end):
         tries.append(end)
@@ -133,7 +133,7 @@ def test_a_failed_acknowledgement_is_retried_alone(theirs, ours, receiver_of):
             raise OSError(28, "No space left on device")
         commit(end)
 
-    receiver._subscription.commit = full_at_first
+    receiver._subscriber.commit = full_at_first
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
             receiver.take()
@@ -293,7 +293,7 @@ def test_loops_are_detected(tmp_path):
         with pytest.raises(PipelineError, match="in would read what store of this pipeline keeps"):
             load(pipeline(tmp_path, store=str(tmp_path / way)))
     around = pipeline(tmp_path, store=str(tmp_path / "copy"))
-    assert any("which in reads: all data comes back" in one for one in describe(load(around))["says"])
+    assert any("which in reads: the data forms a loop" in one for one in describe(load(around))["says"])
 
 
 @pytest.mark.parametrize(

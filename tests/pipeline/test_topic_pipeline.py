@@ -180,7 +180,7 @@ def test_a_loop_is_a_warning(tmp_path):
     nodes = given["groups"]["a"]["pipelines"]["b"]["nodes"]
     nodes["out"]["config"]["topic"] = TOPIC
     checked = load_pipeline(yaml.safe_dump(given), source="p.yaml", values={})[0]
-    assert any("which in reads: all data comes back" in one for one in describe(checked)["says"])
+    assert any("which in reads: the data forms a loop" in one for one in describe(checked)["says"])
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_topic_that_another_process_reads_is_not_deleted():
 
 
 def test_a_crash_during_delete_keeps_the_topic_or_removes_it_completely():
-    """The topic exists, or it is deleted for good; the next open removes leftovers from the disk."""
+    """The topic exists, or it is deleted permanently; the next open removes leftovers from the disk."""
     fs = CrashFileSystem()
     found = set()
     with open_topics(fs) as store:

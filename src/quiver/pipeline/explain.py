@@ -156,7 +156,7 @@ def _loops(pipeline: Pipeline) -> list[str]:
         target = exporter.settings().target
         if target.port in ports and is_loopback(target.host):
             found.append(
-                f"{name} sends to {exporter.destination}, where {ports[target.port]} listens: all data comes back."
+                f"{name} sends to {exporter.destination}, where {ports[target.port]} listens: the data forms a loop."
             )
     sources = {
         config.settings().listening_addr: name
@@ -166,7 +166,7 @@ def _loops(pipeline: Pipeline) -> list[str]:
     for name, config in pipeline.exporters:
         reader = sources.get(config.destination) or sources.get(f"store {config.destination.rstrip('/')}")
         if reader is not None:
-            found.append(f"{name} writes to {config.destination}, which {reader} reads: all data comes back.")
+            found.append(f"{name} writes to {config.destination}, which {reader} reads: the data forms a loop.")
     return found
 
 

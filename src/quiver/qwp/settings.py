@@ -75,7 +75,7 @@ class SenderSettings:
         schemas_max: ``max_schemas_per_connection``: the maximum number of table schemas in one message. Only the
             dialect `schema` numbers them, from 0 in every message.
         handshake_s: ``auth_timeout_ms``, for each server.
-        rejections_max, poison_window_s: a frame that is refused this often over at least this time is refused for good.
+        rejections_max, poison_window_s: a frame that is refused this often over at least this time is not sent again.
         dialect: ``quiver_dialect``: inline, or schema for servers of the beta.
         dead_letters: ``quiver_dead_letters``: whether dropped frames are stored in files.
         dead_letters_bytes_max: ``quiver_dead_letters_max_bytes``: the maximum size of all these files; the oldest

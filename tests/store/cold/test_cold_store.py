@@ -67,7 +67,7 @@ def test_segments_outside_the_window_leave_the_disk_and_stay_readable(window: di
         assert table["n"].to_pylist() == [number for number in range(12) for _ in range(2)]
         assert drain(store, "one") == list(range(12))
     with rig.open() as store:
-        assert store.stats()["segments"] == 0, "finished segments are gone for good"
+        assert store.stats()["segments"] == 0, "finished segments are deleted permanently"
 
 
 def test_a_window_of_bytes_keeps_the_newest_segments() -> None:

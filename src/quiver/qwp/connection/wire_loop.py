@@ -4,7 +4,7 @@ The thread that drains a slot: connect, send frames, process answers, and reconn
 ::
 
     walk the hosts ─▶ connected ─▶ send · receive · trim ─▶ lost ─▶ walk the hosts …
-         └ time is over, credentials rejected, refused for good ─▶ halted: the next call of the producer raises
+         └ time is over, credentials or frame rejected ─▶ halted: the next call of the producer raises
 
 The producer does not notice outages: it can append until the slot is full.
 """

@@ -3,14 +3,14 @@ Local files superseded by another owner: it has given out the same offsets for o
 
 1. A process dies with messages on its disk that are not in the object store yet. 2. When its lease has expired, another
 process takes over the topic, continues after the last object, and uploads its own messages with the same offsets.
-3. The first process comes back. Its files would hide the other's messages, and would be deleted because objects have
+3. The first process starts again. Its files would hide the other's messages, and would be deleted because objects have
 these offsets.
 
 Therefore, before a topic's files are opened, messages that were not uploaded from here are compared with the objects at
 the same offsets. A file that differs is moved to the quarantine, complete, and reported: its messages had been
 confirmed. `reappend.py` appends them again, from the first one that differs.
 
-A file also differs if it has messages between two objects. 1. The other owner comes back, too, and its first file is
+A file also differs if it has messages between two objects. 1. The other owner starts again, too, and its first file is
 quarantined. 2. It continues after that file, so no object has the last offsets of it. 3. Messages that this process
 wrote there would never be uploaded, because uploads only move forward.
 """
