@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,8 +29,11 @@ def rules() -> list[tuple[str, list[Path], str]]:
 
 def invariants(path: Path) -> Iterator[str]:
     """Yield the text of each invariant in a file, with a line break for each value in it."""
+    source = path.read_text(encoding="utf-8")
+    if "invariant(" not in source and "InvariantError(" not in source:
+        return
     named = {}
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(source)
     for node in tree.body:
         if (
             isinstance(node, ast.Assign)
@@ -47,6 +51,7 @@ def invariants(path: Path) -> Iterator[str]:
                 yield "\n".join(part.value for part in parts if isinstance(part, ast.Constant))
 
 
+@cache
 def with_invariants() -> dict[Path, list[str]]:
     found = {path: list(invariants(path)) for path in PACKAGE.rglob("*.py") if path != PACKAGE / "invariant.py"}
     return {path: texts for path, texts in found.items() if texts}
