@@ -99,7 +99,7 @@ def parse_duration_s(value: object, *, key: str = "duration") -> float:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """
-    Settings of a store. Every default is safe.
+    Settings of a store. The defaults drop no bundle: without a cap and a maximum age, unfinished segments are kept.
 
     Attributes:
         durability: `wal` logs each bundle first. `segment_only` keeps no log: a crash loses the open segment, a durable
