@@ -17,6 +17,7 @@ module               purpose
 `conf.py`            parsing of connect strings
 `environment.py`     the connect string in the environment
 `rows.py`            rows of Python values, packed at a flush
+`row_checks.py`      generated functions that check a row like the previous one
 `values.py`          types for `Sender.row` that Python lacks
 `tables.py`          Arrow tables and data frames, split into messages
 `wire/`              the encoding of messages and answers (pure)

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from quiver.errors import UsageError
+from quiver.qwp.row_checks import RowCheck, row_check
 from quiver.qwp.values import Char, DateMillis, Geohash, Long256, TimestampMicros, TimestampNanos
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, ColumnType
 from quiver.qwp.wire.columns import (
@@ -85,6 +86,7 @@ class _Plan:
     kinds: tuple[ColumnType | None, ...]
     needs_zone: bool
     fixed_bytes: int
+    check: RowCheck  # for most rows like this one
 
 
 @dataclass(slots=True)
@@ -103,18 +105,27 @@ class RowTable:
     Args:
         name: the name of the table.
         name_bytes_max: the maximum length of names.
+
+    Attributes:
+        check, add: the arguments with which a caller may add a row like the previous one; see `RowCheck`. Both change
+            with `append`.
     """
 
     def __init__(self, name: str, *, name_bytes_max: int = 127) -> None:
         check_name("table", name, name_bytes_max)
         self.name = name
-        self.rows = 0
-        self.nbytes = 0
         self._name_bytes_max = name_bytes_max
         self._slots: dict[str, _Slot] = {}  # lower-case name → column; "" is the designated timestamp
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._plan: _Plan | None = None  # of the previous row; most rows are like the one before
         self._runs: list[_Run] = []
+        self.check: RowCheck = _no_check
+        self.add: Callable[[tuple[Any, ...]], object] = id
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return sum(len(run.rows) for run in self._runs)
 
     def append(self, symbols: Mapping[str, str | None], columns: Mapping[str, Any], at: At, *, bytes_max: int) -> int:
         """
@@ -124,6 +135,9 @@ class RowTable:
             UsageError: a name or a value cannot be sent, or the row alone exceeds *bytes_max* bytes. The row is not
                 buffered.
         """
+        size = self.check(symbols, columns, at, bytes_max, self.add)
+        if size:
+            return size
         values = (*symbols.values(), *columns.values(), at)
         plan = self._plan
         new: dict[str, _Slot] | None = None
@@ -149,8 +163,6 @@ class RowTable:
         if new is not None:
             self._follow(plan, new)
         self._runs[-1].rows.append(values)
-        self.rows += 1
-        self.nbytes += size
         return size
 
     def _follow(self, plan: _Plan, new: dict[str, _Slot]) -> None:
@@ -161,6 +173,7 @@ class RowTable:
         if not self._runs or self._runs[-1].columns != plan.columns:
             self._runs.append(_Run(plan.columns))
         self._runs[-1].nulls |= plan.nulls
+        self.check, self.add = plan.check, self._runs[-1].rows.append
 
     def _plan_for(
         self, symbols: Mapping[str, Any], columns: Mapping[str, Any], at: At
@@ -189,24 +202,35 @@ class RowTable:
         self._take_slot(new, "", "", named[-1][1])
         if len(self._slots) + len(new) > COLUMNS_MAX:
             raise UsageError(f"table {self.name}: a table has at most {COLUMNS_MAX} columns")
+        whole_numbers = tuple(
+            position
+            for position, (_, _, value) in enumerate(named)
+            if isinstance(value, int | np.integer) and not isinstance(value, bool)
+        )
+        texts = tuple(position for position, (_, _, value) in enumerate(named) if isinstance(value, str))
+        variable = tuple(position for position, (_, kind, _) in enumerate(named) if kind in _VARIABLE)
+        fixed_bytes = sum(
+            len(name.encode()) + (12 if kind not in DECIMAL_BYTES else 36) for name, kind, _ in named if kind
+        )
+        needs_zone = isinstance(at, datetime.datetime)
+        check: RowCheck | None = None
+        if not variable and not needs_zone:
+            check = row_check(
+                [*symbols], [*columns], types, whole_numbers=whole_numbers, texts=texts, fixed_bytes=fixed_bytes
+            )
         plan = _Plan(
             symbols=list(symbols),
             named=list(columns),
             types=types,
             columns=tuple(name.lower() for name, _, _ in named),
             nulls=frozenset(name.lower() for name, kind, _ in named if kind is None),
-            whole_numbers=tuple(
-                position
-                for position, (_, _, value) in enumerate(named)
-                if isinstance(value, int | np.integer) and not isinstance(value, bool)
-            ),
-            texts=tuple(position for position, (_, _, value) in enumerate(named) if isinstance(value, str)),
-            variable=tuple(position for position, (_, kind, _) in enumerate(named) if kind in _VARIABLE),
+            whole_numbers=whole_numbers,
+            texts=texts,
+            variable=variable,
             kinds=tuple(kind for _, kind, _ in named),
-            needs_zone=isinstance(at, datetime.datetime),
-            fixed_bytes=sum(
-                len(name.encode()) + (12 if kind not in DECIMAL_BYTES else 36) for name, kind, _ in named if kind
-            ),
+            needs_zone=needs_zone,
+            fixed_bytes=fixed_bytes,
+            check=check or _no_check,
         )
         return plan, new
 
@@ -238,8 +262,6 @@ class RowTable:
         other = RowTable(self.name, name_bytes_max=self._name_bytes_max)
         other._runs = runs
         other._slots = self._slots
-        other.rows = sum(len(run.rows) for run in runs)
-        other.nbytes = self.nbytes * other.rows // max(1, self.rows)
         return other
 
     def pack(self) -> TableData:
@@ -264,6 +286,10 @@ class RowTable:
             values = parts[0] if len(parts) == 1 else [value for part in parts for value in part]
             columns.append(_pack(slot.name, slot.type, values, may_miss=low in has_nulls))
         return TableData(self.name, self.rows, columns)
+
+
+def _no_check(*_: Any) -> int:
+    return 0
 
 
 def check_name(what: str, name: str, bytes_max: int) -> None:

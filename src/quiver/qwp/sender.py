@@ -46,6 +46,7 @@ from quiver.qwp.wire.message import MessageBuffer, SymbolIds, encode_message
 __all__ = ["Sender"]
 
 _STOP_S = 5.0
+_NO_VALUES: dict[str, Any] = {}
 _HEADROOM_BYTES = 160  # reserved for the rest of the message when the size of a row is checked
 
 
@@ -90,6 +91,7 @@ class Sender(SenderFigures):
     ) -> None:
         self.settings = settings
         self._clock = clock
+        self._monotonic = clock.monotonic  # called for every row
         self._observer: Observer = observer if observer is not None else InMemoryObserver()
         self._guard = threading.RLock()  # protects the row buffer
         self._tables: dict[str, RowTable] = {}
@@ -219,18 +221,23 @@ class Sender(SenderFigures):
                 self._require_usable()
             if self._ready:
                 self._push()
+            symbols, columns = symbols or _NO_VALUES, columns or _NO_VALUES
             rows = self._tables.get(table)
             if rows is None:
                 rows = RowTable(table, name_bytes_max=self.settings.name_bytes_max)
-            if not self._rows:
-                self._due = self._when_due()
-            due = self._due
-            size = rows.append(symbols or {}, columns or {}, at, bytes_max=due.row_bytes_max)
-            if rows.rows == 1:
+                if not self._rows:
+                    self._due = self._when_due()
+                due = self._due
+                size = rows.append(symbols, columns, at, bytes_max=due.row_bytes_max)
                 self._tables[table] = rows
+            else:
+                due = self._due
+                size = rows.check(symbols, columns, at, due.row_bytes_max, rows.add)
+                if not size:
+                    size = rows.append(symbols, columns, at, bytes_max=due.row_bytes_max)
             self._buffered_bytes += size
             self._rows += 1
-            if self._rows >= due.rows or self._buffered_bytes >= due.nbytes or self._clock.monotonic() >= due.at_s:
+            if self._rows >= due.rows or self._buffered_bytes >= due.nbytes or self._monotonic() >= due.at_s:
                 try:
                     self._publish()
                 except CapacityError:
