@@ -1,4 +1,4 @@
-"""Clocks, passed as arguments. Nothing else in the library reads a clock or sleeps."""
+"""Clocks, passed as arguments. Nothing else in the library reads a clock or sleeps, except in `yielding`."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -19,11 +20,12 @@ pytestmark = pytest.mark.slow
 
 
 def run(script: str, page: Path, *words: str) -> str:
-    """Run one script with --quick in an empty directory, and return the section it wrote."""
+    """Run one script, or a module of figures, with --quick in an empty directory, and return the section it wrote."""
     page.write_text(f"# Page\n\n<!-- {Path(script).stem} -->\nold\n<!-- end {Path(script).stem} -->\n\nafter\n")
     done = subprocess.run(
         [sys.executable, str(ROOT / "bench" / script), "--quick", "--write", str(page), *words],
-        cwd=page.parent, capture_output=True, text=True, timeout=170, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "bench")}, cwd=page.parent,
+        capture_output=True, text=True, timeout=170, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(page.parent.iterdir()) == [page]
@@ -78,6 +80,11 @@ def test_goals_shows_the_store_next_to_its_lower_bound(tmp_path, goals):
         lines = [line for line in text.splitlines() if line.startswith(f"| {goal} |")]
         assert any("| Quiver |" in line for line in lines)
         assert any(re.search(r"\| 1\.00 \| 1\.00 to 1\.00 \|", line) for line in lines)
+
+
+def test_seal_latency_shows_every_percentile(tmp_path):
+    """Of calls during a seal beside the others."""
+    assert column(run("figures/seal_latency.py", tmp_path / "page.md"), 2) == ["50", "90", "99", "99.9"]
 
 
 def test_startup_shows_every_case(tmp_path):

@@ -21,6 +21,7 @@ module               purpose
 `budget.py`          bytes that many holders share under one cap, with a fair queue
 `backoff.py`         delays between retries, capped, jittered, without sleeping (pure)
 `worker.py`          one background thread: woken, on an interval, stopped, with a required reaction to its death
+`yielding.py`        loops of background threads that let other threads run in between
 `numeric_fields.py`  type checks for the numbers in settings (pure)
 ===================  ========================================================================================
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from quiver.primitives.yielding import yielding
 from quiver.store.format.segment.event_times import EventStream
 from quiver.store.format.segment.file import BUNDLES_WRITTEN_MAX
 from quiver.store.format.segment.manifest import ManifestBuilder, ManifestMetadata
@@ -412,7 +413,7 @@ class SealedSegment:
         ]
         start = 0
         append = builder.append
-        for end, ingested_at_ns in zip(self._refs_end, self._ingested_at_ns, strict=True):
+        for end, ingested_at_ns in yielding(zip(self._refs_end, self._ingested_at_ns, strict=True)):
             items = None if item_count is None else self._items(start, end, item_count)
             if end - start == 1:  # the common case, and there may be tens of thousands
                 ref = refs[start]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from quiver.primitives.yielding import yielding
 from quiver.store.segment.log_backed import loaded, prefix_of
 from quiver.store.segment.pieced import PiecedMessage
 
@@ -92,7 +93,9 @@ def assemble(schema_message: bytes, dictionaries: Sequence[Any], batches: Sequen
     sizes = list(map(len, messages))
     offsets = list(accumulate(sizes, initial=len(head)))
     end = offsets.pop()
-    metadata = [_METADATA_LENGTH.unpack_from(prefix_of(message))[0] + _MESSAGE_PREFIX.size for message in messages]
+    metadata = [
+        _METADATA_LENGTH.unpack_from(prefix_of(message))[0] + _MESSAGE_PREFIX.size for message in yielding(messages)
+    ]
     blocks = _blocks(offsets, metadata, sizes)
     split = len(dictionaries) * _BLOCK_BYTES
     footer = _footer(schema_message, memoryview(blocks)[:split], memoryview(blocks)[split:])

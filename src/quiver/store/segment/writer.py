@@ -21,6 +21,7 @@ from quiver.invariant import invariant
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX
 from quiver.primitives.disk.file_system import File, FileSystem
+from quiver.primitives.yielding import yielding
 from quiver.settings import Profile
 from quiver.store.format.names import segment_name
 from quiver.store.format.segment.file import (
@@ -158,7 +159,7 @@ def _write(
                 chunk_count=stream.chunk_count,
             )
         )
-        for part in ipc_file.parts():
+        for part in yielding(ipc_file.parts()):
             gather.add(part)
     directory = encode_directory(entries)
     metadata = replace(sealed.metadata, directory_crc32=crc32(directory))
