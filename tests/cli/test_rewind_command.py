@@ -20,7 +20,7 @@ def bundles_of(store_dir, name, **settings):
         got = []
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             got.append((handle.ref, handle.bundle["logs"]["n"][0].as_py() // 20))
-            handle.defer(3600.0)
+            handle.nack(3600.0)
     return got
 
 

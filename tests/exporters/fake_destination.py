@@ -42,8 +42,8 @@ class FakeHandle:
     def reject(self, reason=""):
         self.source.settled(self, f"rejected: {reason}")
 
-    def defer(self, seconds=0.0):
-        self.source.deferred(self, seconds)
+    def nack(self, delay=0.0):
+        self.source.deferred(self, delay)
 
     def __enter__(self):
         return self

@@ -197,7 +197,7 @@ def test_rust_continues_with_the_progress_of_the_store(tmp_path):
         reader = store.register("both", start="earliest")
         handles = [reader.next_bundle(timeout=0) for _ in range(30)]
         for number, handle in enumerate(handles):
-            handle.ack() if number % 4 else handle.defer()
+            handle.ack() if number % 4 else handle.nack()
         store.maintain()
 
     said = rust_engine.deliver(directory, "both")

@@ -126,7 +126,7 @@ class StoreMachine(RuleBasedStateMachine):
             getattr(handle, what)()
             self.resolved[name].add(number)
         elif what == "defer":
-            handle.defer(1.0)
+            handle.nack(1.0)
         del handle
 
     @rule()

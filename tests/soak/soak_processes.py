@@ -257,7 +257,7 @@ def deliver(place: Place, subscriber: Any, ending: threading.Event, core: int) -
                     return
                 continue
             if chance.random() < 0.01:
-                handle.defer(0.01)
+                handle.nack(0.01)
                 continue
             with contextlib.suppress(BundleUnavailableError):  # dropped while it was claimed
                 write_line(journal, name_of(handle.bundle[30]))

@@ -36,6 +36,19 @@ def test_why_is_the_former_name_of_the_reason_of_a_rejection(tmp_path: Path, cor
 
 
 @pytest.mark.parametrize("cores", [None, 2])
+def test_defer_is_the_former_name_of_nack(tmp_path: Path, cores: int | None) -> None:
+    with quiver.open(tmp_path / "buffer", cores=cores) as store:
+        subscriber = store.register("s", start="earliest")
+        store.ingest(bundle())
+        store.seal()
+        handle = subscriber.next_bundle(timeout=0)
+        assert handle is not None
+        with pytest.warns(DeprecationWarning, match=r"nack\(delay\)"):
+            handle.defer(3600)
+        assert subscriber.lag().deferred_bundles == 1
+
+
+@pytest.mark.parametrize("cores", [None, 2])
 def test_lag_replaces_the_look_ups_of_a_subscriber(tmp_path: Path, cores: int | None) -> None:
     with quiver.open(tmp_path / "buffer", cores=cores) as store:
         subscriber = store.register("s", start="earliest")

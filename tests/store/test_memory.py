@@ -67,7 +67,7 @@ with quiver.open(sys.argv[1], settings, background=False) as store:
     before, most, taken = pages(), 0, 0
     while (handle := subscriber.next_bundle(timeout=0)) is not None:
         taken += len(bytes(handle.bundle[30]["text"].buffers()[2])) // 1_000_000
-        handle.defer(seconds=3600)
+        handle.nack(delay=3600)
         most = max(most, pages() - before)
     assert taken == 100, taken
     print(most)

@@ -40,7 +40,7 @@ def test_clock_steps_do_not_affect_claims_and_deferrals(fs: CrashFileSystem, clo
             store.ingest(numbered(number))
         store.seal()
         claimed, deferred = subscriber.next_bundle(timeout=0), subscriber.next_bundle(timeout=0)
-        deferred.defer(10)
+        deferred.nack(10)
         clock.step_wall(step_s)
         assert acknowledge(subscriber) == [2]
         clock.advance(10)

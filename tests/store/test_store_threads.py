@@ -88,7 +88,7 @@ def consume(store: Store, name: str, into: list[int], total: int) -> None:
             continue
         turn += 1
         if turn % 11 == 0:
-            handle.defer(0.001)
+            handle.nack(0.001)
         elif turn % 13 == 0:
             del handle
         else:

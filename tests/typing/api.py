@@ -31,7 +31,7 @@ def consume(store: quiver.Store) -> list[pa.RecordBatch]:
         if ref.index % 2:
             handle.ack()
         elif ref.segment:
-            handle.defer(1.5)
+            handle.nack(1.5)
         else:
             handle.reject()
     return batches

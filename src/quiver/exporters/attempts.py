@@ -85,7 +85,7 @@ class AttemptTable:
             return False
         with self._lock:
             self._known.setdefault(handle.ref, Attempts())
-        handle.defer(wait_s)
+        handle.nack(wait_s)
         return True
 
     def remove(self, ref: BundleRef) -> None:

@@ -512,7 +512,7 @@ class BundleForwarder:
             self._problem = str(outcome)
         if reply.reason == "CLOSED":
             # The sender was closed, which does not count as an attempt.
-            handle.defer(0.0)
+            handle.nack(0.0)
             return
         delay_s = self._failed(handle, outcome, lambda: self._unconfirmed_part(bundle), save=not is_one_more)
         if is_one_more:
@@ -541,7 +541,7 @@ class BundleForwarder:
         if isinstance(verdict, Exhausted):
             self._apply_exhausted(handle, verdict)
             return 0.0
-        handle.defer(verdict.delay_s)
+        handle.nack(verdict.delay_s)
         return verdict.delay_s
 
     def _apply_exhausted(self, handle: ForwardedHandle, verdict: Exhausted) -> None:
@@ -549,7 +549,7 @@ class BundleForwarder:
             with self._condition:
                 self._halted = self._problem = verdict.reason
                 self._condition.notify_all()
-            handle.defer(0.0)
+            handle.nack(0.0)
             return
         handle.reject(verdict.reason)
         self._attempts.remove(handle.ref)
@@ -562,4 +562,4 @@ class BundleForwarder:
             bundle.attempts.read_failures += 1
             delay_s = self._undelivered.policy.delay_s(bundle.attempts.read_failures, self._random)
             self._problem = f"{reason}: {error}"
-        bundle.handle.defer(delay_s)
+        bundle.handle.nack(delay_s)

@@ -29,8 +29,8 @@ class ForwardedHandle(Protocol):
     def reject(self, reason: str = "") -> None:
         """Reject the bundle: it can never be processed."""
 
-    def defer(self, seconds: float = 0.0) -> None:
-        """Return the bundle to the queue for *seconds*."""
+    def nack(self, delay: float = 0.0) -> None:
+        """Return the bundle to the queue; it is delivered again after *delay* seconds."""
 
     def __enter__(self) -> Self: ...
 

@@ -354,7 +354,7 @@ def test_drops_from_a_dead_core_are_counted_at_its_next_start() -> None:
         handle = subscriber.next_bundle(timeout=0)
         assert handle is not None
         assert handle.ref.segment == gone[-1] + 1
-        handle.defer()
+        handle.nack()
         drain(owner, "one")
         owner.maintain()
         assert owner.stats()["subscribers"]["one"]["pending_bundles"] == 0
@@ -397,7 +397,9 @@ def test_segments_that_do_not_fit_the_eviction_record_are_kept(monkeypatch: pyte
 # ---- the eviction record
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", encode_drop_ledger([])[:-1], b"\xff" * 4096])
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage", encode_drop_ledger([])[:-1], b"\xff" * 4096], ids=["empty", "garbage", "short", "long"]
+)
 def test_a_damaged_eviction_record_is_reported_and_ignored(rig: Rig, content: bytes) -> None:
     """A copy is kept, and the owner relies on the existing files."""
     with rig.open(cores=2) as store:

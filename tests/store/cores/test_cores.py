@@ -57,7 +57,7 @@ def test_bundles_are_delivered_and_acknowledged_in_batches(rig: Rig) -> None:
         assert all(len({handle.core for handle in batch}) == 1 for batch in batches)
         assert subscriber.next_bundles(2, timeout=0) == []
         handles = [handle for batch in batches for handle in batch]
-        handles[4].defer()
+        handles[4].nack()
         with pytest.raises(quiver.BundleUnavailableError, match="deferred"):
             subscriber.ack_all(handles)
         assert subscriber.lag().pending_bundles == 1
@@ -182,7 +182,7 @@ def test_handles_of_cores_support_every_operation(rig: Rig) -> None:
         fill(store, 1, 3, first=10)
         first = subscriber.claim(BundleRef(0, 1), core=1)
         assert number_of(first.bundle) == 11
-        first.defer(5)
+        first.nack(5)
         second = subscriber.claim(BundleRef(0, 2), core=1)
         second.reject("not wanted")
         with pytest.raises(quiver.BundleUnavailableError):

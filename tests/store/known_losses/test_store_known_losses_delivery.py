@@ -312,7 +312,7 @@ def test_retries_in_an_outage_use_bounded_memory(fs: CrashFileSystem) -> None:
         store.seal()
         for _ in range(50):
             while (handle := subscriber.next_bundle(timeout=0)) is not None:
-                handle.defer(1.0)
+                handle.nack(1.0)
             clock.advance(1.5)
         (membership,) = store._subscribers.table.listed()
         queue = membership.queue
@@ -330,7 +330,7 @@ def test_a_deferred_bundle_does_not_block_newer_ones(fs: CrashFileSystem) -> Non
         store.seal()
         handle = subscriber.next_bundle(timeout=0)
         assert handle is not None
-        handle.defer(30)
+        handle.nack(30)
         assert drain(store) == [1, 2, 3, 4]
         clock.advance(31)
         assert drain(store) == [0]
@@ -356,7 +356,7 @@ def test_a_waiter_wakes_for_a_returned_bundle(tmp_path: Path) -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     clock.wait_for_waiters()
-    first.defer()
+    first.nack()
     thread.join(20)
     assert got == [0]
     store.close()

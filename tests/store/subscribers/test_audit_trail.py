@@ -57,7 +57,7 @@ def test_every_outcome_has_a_line_with_time_and_reason():
     acked.ack()
     bench.clock.advance(1)
     rejected.reject("no such column")
-    deferred.defer(100)
+    deferred.nack(100)
     bench.registry.drops.apply([dropped(0, 5, "age")])
     bench.seal(1, 2)
     bench.registry.unregister("b")

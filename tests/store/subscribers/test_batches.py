@@ -61,7 +61,7 @@ def test_unreadable_bundles_are_last_in_batches():
     first, second, third = subscriber.next_bundles(3, timeout=0)
     with pytest.raises(Exception, match="checksum"):
         _ = first.bundle
-    second.defer()
+    second.nack()
     assert names(subscriber.next_bundles(3, timeout=0)) == ["0:1", "0:0"]
     assert third.outcome is None
 
@@ -95,7 +95,7 @@ def test_ack_all_refuses_only_bundles_with_another_outcome():
     bench, subscriber = _bench(4)
     handles = subscriber.next_bundles(4, timeout=0)
     handles[1].reject()
-    handles[2].defer(10)
+    handles[2].nack(10)
     with pytest.raises(BundleUnavailableError, match="0:1 cannot be acked: it was rejected"):
         subscriber.ack_all(handles)
     assert [handle.outcome for handle in handles] == ["acked", "rejected", "deferred", "acked"]

@@ -53,7 +53,7 @@ def test_a_callback_is_called_for_the_backlog_and_each_new_segment():
 def test_a_callback_is_called_when_a_deferral_ends():
     bench, subscriber = _bench()
     bench.seal(0, 1)
-    subscriber.next_bundle(timeout=0).defer(0.5)
+    subscriber.next_bundle(timeout=0).nack(0.5)
     called = Called(bench, subscriber)
     stop = subscriber.on_bundle(called)
     bench.clock.wait_for_waiters(1)
@@ -75,7 +75,7 @@ def test_a_callback_is_called_for_a_returned_bundle(how):
     bench.clock.wait_for_waiters(1)
     assert called.handles.empty()
     if how == "defer":
-        handles[0].defer()
+        handles[0].nack()
     elif how == "leave":
         with handles[0]:
             pass

@@ -164,10 +164,10 @@ def test_a_handle_of_a_dropped_bundle_can_still_be_resolved():
     subscriber = bench.registry.register("a")
     bench.seal(0, 3)
     acked, deferred, left = bench.refs(subscriber)
-    deferred.defer(5)
+    deferred.nack(5)
     assert bench.registry.drops.apply([dropped(0, 3)]) == {"a": 3}
     acked.ack()
-    left.defer()
+    left.nack()
     bench.clock.advance(10)
     assert subscriber.next_bundle(timeout=0) is None
     assert bench.observer.total("quiver.subscriber.acked_bundles_total") == 0

@@ -175,7 +175,7 @@ class _RegistryMachine(RuleBasedStateMachine):
             getattr(handle, what)()
             self.resolved[name].add(ref)
         elif what == "defer":
-            handle.defer(5.0)
+            handle.nack(5.0)
             self.waiting[name][ref] = self.bench.clock.monotonic() + 5.0
         else:
             with handle:

@@ -87,7 +87,7 @@ def test_a_rewind_keeps_claims_and_deferrals():
     bench = Bench(segments=_segments())
     subscriber = bench.registry.register("a", "earliest")
     claimed, deferred, acked = (subscriber.next_bundle(timeout=0) for _ in range(3))
-    deferred.defer(10)
+    deferred.nack(10)
     acked.ack()
     assert subscriber.rewind("earliest").bundles == 1
     rest = bench.refs(subscriber)

@@ -68,7 +68,7 @@ def test_a_run_ends_before_what_is_resolved_claimed_or_deferred():
     bench, subscriber = _bench(12)
     subscriber.claim(BundleRef(0, 2)).ack()
     held = subscriber.claim(BundleRef(0, 5))
-    subscriber.claim(BundleRef(0, 8)).defer(10)
+    subscriber.claim(BundleRef(0, 8)).nack(10)
     spans, runs = _spans(subscriber)
     assert spans == ["0:0-1", "0:3-4", "0:6-7", "0:9-11"]
     bench.clock.advance(10)
@@ -440,7 +440,7 @@ def test_the_same_bundles_in_the_same_order_with_the_same_values(data, segments,
             for ref in acked:
                 subscriber.claim(ref).ack()
             for ref in deferred:
-                subscriber.claim(ref).defer(10)
+                subscriber.claim(ref).nack(10)
         counts = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
         ways = {"one": _one_by_one, "run": _in_runs, "beside": _in_runs}
         for _ in range(2):

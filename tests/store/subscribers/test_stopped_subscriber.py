@@ -67,7 +67,7 @@ def test_claims_survive_a_stopped_process(tmp_path: Path) -> None:
         assert process.ask("put(6, 2)") is None
         assert process.ask("take_all()") == [3, 4, 5, 6, 7]
         assert process.ask("settle(held[0], 'ack')") == "acked"
-        assert process.ask("settle(held[1], 'defer')") == "deferred"
+        assert process.ask("settle(held[1], 'nack')") == "deferred"
         assert process.ask("[number(one) for one in [subscriber.next_bundle(timeout=0)]]") == [1]
         assert process.ask("store.close()") is None
     # 1 was returned with its handle, and 2 was never resolved.

@@ -105,7 +105,7 @@ def test_a_deferred_bundle_is_delivered_later_and_blocks_no_other():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 3)
-    subscriber.next_bundle(timeout=0).defer(10)
+    subscriber.next_bundle(timeout=0).nack(10)
     others = bench.refs(subscriber)
     assert names(others) == ["0:1", "0:2"]
     bench.seal(1, 1)
@@ -118,7 +118,7 @@ def test_waiting_ends_when_a_deferral_does():
     bench = Bench()
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
-    subscriber.next_bundle(timeout=0).defer(7.5)
+    subscriber.next_bundle(timeout=0).nack(7.5)
     begun = bench.clock.monotonic()
     assert subscriber.next_bundle(timeout=100) is not None
     assert bench.clock.monotonic() - begun == pytest.approx(7.5)
@@ -133,7 +133,7 @@ def test_a_deferred_bundle_can_be_claimed_by_reference_at_once():
     with pytest.raises(BundleUnavailableError, match="claimed"):
         subscriber.claim(ref)
     assert subscriber.claim(BundleRef(0, 1)).ref == BundleRef(0, 1)
-    handle.defer(3600)
+    handle.nack(3600)
     subscriber.claim(ref).ack()
     with pytest.raises(BundleUnavailableError, match="resolved"):
         subscriber.claim(ref)
@@ -149,7 +149,7 @@ def test_a_deferral_into_the_past_is_refused_and_keeps_the_claim(seconds):
     bench.seal(0, 1)
     handle = subscriber.next_bundle(timeout=0)
     with pytest.raises(UsageError):
-        handle.defer(seconds)
+        handle.nack(seconds)
     handle.ack()
 
 
@@ -222,13 +222,13 @@ def test_a_second_answer_must_equal_the_first():
     acked.ack()
     rejected.reject()
     rejected.reject()
-    deferred.defer()
+    deferred.nack()
     for handle, other in (
         (acked, "reject"),
-        (acked, "defer"),
+        (acked, "nack"),
         (rejected, "ack"),
         (deferred, "ack"),
-        (deferred, "defer"),
+        (deferred, "nack"),
     ):
         with pytest.raises(BundleUnavailableError):
             getattr(handle, other)()
@@ -273,7 +273,7 @@ def test_an_unreadable_bundle_blocks_no_other_and_can_be_rejected():
     assert order == ["0:1", "0:2"]
     with pytest.raises(BundleUnavailableError, match="claimed"):
         bad.reject()
-    handle.defer()
+    handle.nack()
     bad.reject()
     assert subscriber.next_bundle(timeout=0) is None
     bench.registry.save()
@@ -288,7 +288,7 @@ def test_an_unreadable_bundle_can_be_deferred():
     handle = subscriber.next_bundle(timeout=0)
     with pytest.raises(CorruptionError):
         _ = handle.bundle
-    handle.defer(60)
+    handle.nack(60)
     assert subscriber.next_bundle(timeout=0) is None
     bench.clock.advance(60)
     assert subscriber.next_bundle(timeout=0) is not None
@@ -337,7 +337,7 @@ def test_a_returned_bundle_wakes_waiting_calls(how):
     handle = subscriber.next_bundle(timeout=0)
     waiter = _waiting(bench, subscriber)
     if how == "defer":
-        handle.defer()
+        handle.nack()
     elif how == "drop":
         del handle
         gc.collect()
@@ -355,7 +355,7 @@ def test_the_end_of_a_deferral_wakes_waiting_calls():
     bench = Bench(waits="hold")
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
-    subscriber.next_bundle(timeout=0).defer(0.5)
+    subscriber.next_bundle(timeout=0).nack(0.5)
     waiter = _waiting(bench, subscriber)
     bench.clock.advance(0.5)
     assert waiter.outcome().ref == BundleRef(0, 0)
@@ -387,7 +387,7 @@ def test_threads_share_a_subscriber_and_each_bundle_goes_to_one():
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             count += 1
             if (count + number) % 7 == 0:
-                handle.defer()
+                handle.nack()
                 continue
             handle.ack()
             with guard:
@@ -410,7 +410,7 @@ def test_progress_is_written_once_per_changed_subscriber():
     bench.seal(0, 100)
     for handle in bench.refs(busy):
         handle.ack()
-    idle.next_bundle(timeout=0).defer()
+    idle.next_bundle(timeout=0).nack()
     renames = []
     bench.disk.on_step = lambda op, path: renames.append(path) if op == "rename" else None
     assert bench.registry.save() == 1
@@ -510,7 +510,7 @@ def test_closing_writes_progress_and_releases_ownership():
     bench.registry.close()
     bench.registry.close()
     assert load_progress(bench.disk, ROOT, "a") == Progress(0, {0: SegmentProgress(2, 0b01)})
-    calls = (handle.ack, handle.defer, lambda: subscriber.next_bundle(timeout=0), lambda: bench.registry.register("b"))
+    calls = (handle.ack, handle.nack, lambda: subscriber.next_bundle(timeout=0), lambda: bench.registry.register("b"))
     for call in calls:
         with pytest.raises(StoreClosedError):
             call()
@@ -805,7 +805,7 @@ def test_status_and_stats_describe_every_subscriber():
     bench.registry.sealed(SegmentRef(0, 3, begun_ns + 1, begun_ns, 900))
     handles = bench.refs(subscriber)
     handles[1].ack()
-    handles[2].defer(5)
+    handles[2].nack(5)
     assert bench.registry.stats() == {
         "a": {
             "registered": True,

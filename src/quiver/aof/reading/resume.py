@@ -44,7 +44,7 @@ class Resumed(NamedTuple):
 
 
 def end_of_record(source: ReadableSegment, offset: int) -> int | None:
-    """Return the end of the record at *offset*; None if no record with a matching checksum is there."""
+    """Return the end of the record at *offset*; None if there is no record, or its checksum does not match."""
     start = offset + RECORD_HEAD_BYTES
     if start >= source.limit:
         return None

@@ -92,7 +92,7 @@ class DeadLetterFiles:
 
     Args:
         fs: the disk.
-        directory: of the slot.
+        directory: the directory of the slot.
         bytes_max: the limit on the total size; None means no limit.
         clock, observer: time, and the receiver of events and metrics.
     """

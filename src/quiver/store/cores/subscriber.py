@@ -92,15 +92,20 @@ class CoreHandle:
             reason = why
         self.handle.reject(reason)
 
-    def defer(self, seconds: float = 0.0) -> None:
+    def nack(self, delay: float = 0.0) -> None:
         """
-        Return the bundle, to be delivered again after *seconds*.
+        Return the bundle, to be delivered again after *delay* seconds.
 
         Raises:
             BundleUnavailableError: the handle was acknowledged, rejected, deferred or returned before.
-            UsageError: *seconds* is negative or not a number.
+            UsageError: *delay* is negative or not a number.
         """
-        self.handle.defer(seconds)
+        self.handle.nack(delay)
+
+    def defer(self, seconds: float = 0.0) -> None:
+        """The former name of `nack`."""
+        warn_renamed("CoreHandle", "defer(seconds)", "nack(delay)")
+        self.nack(seconds)
 
     def __enter__(self) -> Self:
         self.handle.__enter__()

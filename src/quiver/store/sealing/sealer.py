@@ -7,8 +7,8 @@ The order matters: any other would lose data in a crash.
 
     1  the segment's file is durable under its name     crash before: the log has all of it
     2  the log's cursor passes it                       crash before: replay finds it in the segment, and skips it
-    3  catalog and subscribers know it                  from here on it is delivered
-    4  log files before the cursor are deleted          crash before: the next open deletes only what is not needed
+    3  log files before the cursor are deleted          crash before: the next open deletes them
+    4  catalog and subscribers know it                  from here on it is delivered
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class BundleHandle:
         Raises:
             CorruptionError: the bytes on disk are not what was written.
             BundleUnavailableError: the segment is not on disk any more.
-            ObjectsUnavailableError: only the object tier has the bundle, and it does not answer; retry, or `defer`.
+            ObjectsUnavailableError: only the object tier has the bundle, and it does not answer; retry, or `nack`.
             OSError: the disk could not be read.
         """
         bundle = self._bundle
@@ -101,15 +101,20 @@ class BundleHandle:
             raise UsageError(f"reject({reason!r}): the reason must be a string, for example str(error)")
         self._claims.settle(self._record, self, "rejected", reason)
 
-    def defer(self, seconds: float = 0.0) -> None:
+    def nack(self, delay: float = 0.0) -> None:
         """
-        Return the bundle, to be delivered again after *seconds*. Other bundles are delivered meanwhile.
+        Return the bundle, to be delivered again after *delay* seconds. Other bundles are delivered meanwhile.
 
         Raises:
             BundleUnavailableError: the handle was acknowledged, rejected, deferred or returned before.
-            UsageError: *seconds* is negative or not a number.
+            UsageError: *delay* is negative or not a number.
         """
-        self._claims.defer(self._record, self, seconds)
+        self._claims.defer(self._record, self, delay)
+
+    def defer(self, seconds: float = 0.0) -> None:
+        """The former name of `nack`."""
+        warn_renamed("BundleHandle", "defer(seconds)", "nack(delay)")
+        self.nack(seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -272,9 +277,9 @@ class Claims:
         return is_new
 
     def defer(self, record: SubscriberRecord, handle: BundleHandle, seconds: float) -> None:
-        """Return the bundle of *handle* for later delivery; see `BundleHandle.defer`."""
+        """Return the bundle of *handle* for later delivery; see `BundleHandle.nack`."""
         if not seconds >= 0:
-            raise UsageError(f"defer({seconds}): seconds must be 0 or more")
+            raise UsageError(f"nack({seconds}): the delay must be 0 or more")
         with self._condition:
             queue = self.queue_of(record)
             self._check_claim(queue, handle, "deferred")

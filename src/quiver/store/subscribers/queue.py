@@ -294,7 +294,7 @@ class DeliveryQueue:
         self.arrivals += 1
 
     def has_free(self, now_s: float) -> bool:
-        """Return whether `take` would return a bundle, those that could not be read aside."""
+        """Return whether `take` would return a bundle. Bundles that could not be read do not count."""
         self._ripen(now_s)
         return self._choose("oldest") is not None
 

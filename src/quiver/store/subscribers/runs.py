@@ -107,7 +107,7 @@ class BundleRun:
             self._claims.defer_run(self._record, self._claim, delay)
         else:
             with self.split(position) as handle:
-                handle.defer(delay)
+                handle.nack(delay)
 
     def reject(self, reason: str = "", *, position: int | None = None) -> None:
         """

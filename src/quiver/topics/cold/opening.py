@@ -93,10 +93,10 @@ def names_in(fs: FileSystem, directory: str) -> list[str]:
 
 def refuse_without_tier(fs: FileSystem, root: str) -> None:
     """
-    Raise if the topics below *root* had an object tier, which alone knows the objects and the current owners.
+    Raise if the topics below *root* had an object tier: only that tier knows the objects and the current owners.
 
     Raises:
-        SettingsError: they had one.
+        SettingsError: the topics had an object tier.
     """
     if signs := tier_signs(fs, root):
         raise SettingsError(

@@ -34,10 +34,10 @@ class ObjectSpan(NamedTuple):
 
 class ObjectSpans:
     """
-    The objects that a reader needs, by first offset; one whose offsets another has completely is omitted. Not
-    thread-safe.
+    The objects that a reader needs, by first offset. Not thread-safe.
 
-    There are such objects when a writer repeated an upload because it lost its position.
+    An object is omitted if another one has all of its offsets. A writer creates such objects when it loses its position
+    and repeats an upload.
     """
 
     def __init__(self) -> None:
