@@ -203,7 +203,7 @@ def test_a_reader_that_loads_its_engine_is_found():
                 "src/quiver/aof/reading/files.py": "from quiver.aof.status import status\n",
                 "src/quiver/aof/status.py": "def f():\n    from quiver.aof.append.tail import Tail\n",
                 "src/quiver/aof/append/tail.py": "",
-                "src/quiver/topics/reading/view.py": "from quiver.topics.wal.files import WalFile\n",
+                "src/quiver/topics/reading/file_reader.py": "from quiver.topics.wal.files import WalFile\n",
                 "src/quiver/topics/wal/files.py": "if TYPE_CHECKING:\n    from quiver.topics.log import TopicLog\n",
                 "src/quiver/store/recovery.py": "from quiver.store.store import Store\n",
             }

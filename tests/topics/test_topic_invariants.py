@@ -12,8 +12,8 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics import recovery, staged_import
 from quiver.topics.engine import TopicEngine
 from quiver.topics.format.sink_batch import INCOMING_DIR, SinkPart
+from quiver.topics.reading.file_reader import MessageRun, TopicFileReader
 from quiver.topics.reading.place import TopicPlace
-from quiver.topics.reading.view import MessageRun, TopicView
 from quiver.topics.staged_import import StagedImport
 from quiver.topics.wal.files import Good, RecoveredWal
 
@@ -65,7 +65,7 @@ def test_a_view_returns_each_message_once(way, monkeypatch):
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"0", b"1"])
-    view = TopicView(TopicPlace(ROOT), TOPIC, fs=fs)
+    view = TopicFileReader(TopicPlace(ROOT), TOPIC, fs=fs)
     if way == "_read_cold":
         monkeypatch.setattr(view, "_local", list)
     monkeypatch.setattr(view, way, lambda *_: iter([MessageRun(1, [b"1"])]))

@@ -27,8 +27,8 @@ from quiver.receivers.polled_settings import TopicReceiverSettings
 from quiver.receivers.settings import OtlpSettings
 from quiver.store.store import Store
 from quiver.topics.format.message import SIGNAL_ATTRIBUTE, Message, MessageCodec
+from quiver.topics.reading.file_reader import LostRange, TopicFileReader
 from quiver.topics.reading.progress import TopicProgress
-from quiver.topics.reading.view import LostRange, TopicView
 
 __all__ = ["TopicReceiver", "TopicReceiverSettings"]
 
@@ -58,7 +58,7 @@ class TopicReceiver:
         # Synced before each confirmation, not with each request.
         self._intake = OtlpIntake(store, OtlpSettings(ack="logged"), observer=observer)
         self._observer = observer
-        self._view = TopicView(settings.place, settings.topic)
+        self._reader = TopicFileReader(settings.place, settings.topic)
         self._progress = TopicProgress(REAL_FILES, settings.directory, settings.subscription)
         self._decode = MessageCodec(settings.topic).decode
         self._reported = ""
@@ -84,10 +84,10 @@ class TopicReceiver:
         Raises:
             QuiverError, OSError: nothing more was confirmed; the next call continues from there.
         """
-        tip = self._view.next_offset(durable=True)
+        tip = self._reader.next_offset(durable=True)
         found = self._progress.position()
         if found is None:
-            found = self._progress.start_at(tip if self.settings.start == "latest" else self._view.start_offset())
+            found = self._progress.start_at(tip if self.settings.start == "latest" else self._reader.start_offset())
         position = began = confirmed = found
         for next_position, message in self._messages(position, tip):
             if message is not None and not self._store_one(message):
@@ -103,7 +103,7 @@ class TopicReceiver:
 
     def _messages(self, start: int, stop: int) -> Iterator[tuple[int, Message | None]]:
         """Yield each message with the offset after it; None for a lost message, which is logged."""
-        for one in self._view.read(start, stop):
+        for one in self._reader.read(start, stop):
             if isinstance(one, LostRange):
                 _log.error("%s", one.error())
                 yield one.after, None

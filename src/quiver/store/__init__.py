@@ -24,7 +24,7 @@ module                   purpose
 `directory_identity.py`  detects a directory that was moved or replaced while the store is open
 `context.py`             what the parts of one open store share
 `internals.py`           what other parts of Quiver call on an open store, and users do not
-`views.py`               the properties of an open store: sizes, figures, problems, rows
+`properties.py`          the properties of an open store: sizes, figures, problems, rows
 `figures.py`             `Store.stats`
 `receipts.py`            what the store's methods return
 `format/`                the bytes of every file kind (pure)

@@ -38,6 +38,7 @@ from quiver.store.internals import StoreInternals
 from quiver.store.limits.admission import Admission
 from quiver.store.limits.capacity import AloneCapacity, Capacity, DeletionPause, OwnCap
 from quiver.store.maintenance import MaintenancePass
+from quiver.store.properties import StoreProperties
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
 from quiver.store.removal.cleanup import Cleanup
@@ -50,7 +51,6 @@ from quiver.store.segment.info import SegmentInfo
 from quiver.store.subscribers.state import SegmentRef
 from quiver.store.subscribers.subscriber import SubscriberCalls
 from quiver.store.subscribers.subscribers import Subscribers
-from quiver.store.views import StoreViews
 from quiver.store.wal.moved import DirectoryMovedError
 from quiver.store.wal.replay import decode_slots
 from quiver.store.wal.scan import ScannedEntry
@@ -64,7 +64,7 @@ _receipt = partial(tuple.__new__, BundleReceipt)
 """`BundleReceipt(*pair)` at a third of the price: it is made for every bundle."""
 
 
-class Store(StoreEntries, SubscriberCalls, StoreViews):
+class Store(StoreEntries, SubscriberCalls, StoreProperties):
     """
     The single writer of a directory. Thread-safe. Created by `quiver.open`.
 

@@ -17,9 +17,9 @@ from quiver.spark.topics.source import TopicDataSource
 from quiver.topics import TopicSettings, TopicStore
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.message import decode_message
+from quiver.topics.reading.file_reader import LostRange, MessageRun, TopicFileReader
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.progress import TopicProgress
-from quiver.topics.reading.view import LostRange, MessageRun, TopicView
 
 pytestmark = pytest.mark.spark
 
@@ -152,7 +152,7 @@ def test_objects_are_read_for_deleted_files(spark, tmp_path):
         fill(store, 100)
         store.maintain()
         store.maintain()
-        held = TopicView(TopicPlace(str(root)), ORDERS).start_offset()
+        held = TopicFileReader(TopicPlace(str(root)), ORDERS).start_offset()
         assert 0 < held <= 100
         store.subscribe(ORDERS, "spark", kind="exclusive").close()
         fill(store, 50)
@@ -172,7 +172,7 @@ def test_objects_are_read_for_deleted_files(spark, tmp_path):
 
 
 def view_of(store, topic=ORDERS):
-    return TopicView(TopicPlace(store.root), topic)
+    return TopicFileReader(TopicPlace(store.root), topic)
 
 
 def read_offsets(view, start, stop, mark=None):
@@ -217,7 +217,7 @@ def test_the_offset_of_a_time_is_found(tmp_path):
         for number in range(40):
             log.append(b"x", publish_time_ns=(1000 + 10 * (number // 2)) * 1_000_000)  # two messages at each time
         for place in (here, TopicPlace(store.root, objects=str(tmp_path / "cold"))):
-            view = TopicView(place, ORDERS)
+            view = TopicFileReader(place, ORDERS)
             for number in range(40):
                 at_ns = (1000 + 10 * (number // 2)) * 1_000_000
                 first = number // 2 * 2
@@ -225,7 +225,7 @@ def test_the_offset_of_a_time_is_found(tmp_path):
             assert view.offset_at(0) == 0
             log.flush()
             store.maintain()
-        assert TopicView(here, ORDERS).start_offset() > 0
+        assert TopicFileReader(here, ORDERS).start_offset() > 0
 
 
 def test_a_stream_starts_at_a_time(topics):
@@ -371,7 +371,7 @@ def test_offsets_in_a_checkpoint_are_synced(topics):
     log = fill(topics, 5)
     fs = CountingSyncs()
     synced = fs.synced
-    view = TopicView(TopicPlace(topics.root), ORDERS, fs=fs)
+    view = TopicFileReader(TopicPlace(topics.root), ORDERS, fs=fs)
     assert view.next_offset() == 5
     assert synced == []
     assert view.next_offset(durable=True) == 5
@@ -407,4 +407,4 @@ def test_a_topic_with_another_file_name_is_reported(tmp_path):
         with pytest.raises(UsageError, match="not called wal.log"):
             view_of(store).next_offset()
         options = parse_topic_options({"path": store.root, "topic": ORDERS, "fileName": "queue.log"})
-        assert TopicView(options.place, ORDERS).next_offset() == 3
+        assert TopicFileReader(options.place, ORDERS).next_offset() == 3

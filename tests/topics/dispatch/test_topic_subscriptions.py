@@ -540,7 +540,7 @@ def test_former_argument_names_still_work_and_warn(rig):
     consumer = rig.subscribe().consumer("c")
     with pytest.warns(DeprecationWarning, match="timeout_s is now Consumer.receive.timeout"):
         delivery = consumer.receive(timeout_s=0)
-    with pytest.warns(DeprecationWarning, match="delay_s is now Delivery.nack.delay"):
+    with pytest.warns(DeprecationWarning, match="delay_s is now ReceivedMessage.nack.delay"):
         delivery.nack(delay_s=5)
     assert consumer.receive(0) is None
     rig.clock.advance(5)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from quiver.aof.reading.file_reader import AOF_SCHEMA, METADATA_SCHEMA, LogFileReader, RecordSpan, read_piece
 from quiver.aof.reading.files import LogFiles
 from quiver.aof.reading.position import AofPosition, position_from_json
-from quiver.aof.reading.view import AOF_SCHEMA, METADATA_SCHEMA, LogView, RecordSpan, read_piece
 from quiver.errors import UsageError
 from quiver.spark.aof.options import STREAM_OPTIONS, AofOptions, parse_aof_options
 from quiver.spark.aof.sink import AofSink
@@ -30,7 +30,7 @@ class AofLog(ReadableLog):
     def __init__(self, options: AofOptions) -> None:
         self._options = options
         self._files = LogFiles(options.path, objects=options.objects)
-        self._view = LogView(self._files, fail_on_data_loss=options.fail_on_data_loss)
+        self._reader = LogFileReader(self._files, fail_on_data_loss=options.fail_on_data_loss)
         self._available: AofPosition | None = None
 
     @property
@@ -46,7 +46,7 @@ class AofLog(ReadableLog):
     def plan_all(self) -> list[tuple[RecordSpan, ...]]:
         """Return what each task reads: the records that are durable now, between the bounds of the options."""
         options = self._options
-        return self._plan(self._view.resolve(options.starting), self._view.resolve(options.ending))
+        return self._plan(self._reader.resolve(options.starting), self._reader.resolve(options.ending))
 
     def read(self, spans: tuple[RecordSpan, ...], target: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the records of *spans*, in a task."""
@@ -73,7 +73,7 @@ class AofLog(ReadableLog):
 
     def initial(self) -> dict[str, Any]:
         """Return where a new query starts."""
-        return self._json(self._view.resolve(self._options.starting))
+        return self._json(self._reader.resolve(self._options.starting))
 
     def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
         """
@@ -83,7 +83,7 @@ class AofLog(ReadableLog):
             DataLossError: records after *start* are missing, or the log at the path is another one.
         """
         began = self._position(start)
-        end = self._view.end()
+        end = self._reader.end()
         if self._available is not None and self._available.record_id < end.record_id:
             end = self._available  # an available-now run leaves later records to the next run
         if end.record_id <= began.record_id:
@@ -91,29 +91,29 @@ class AofLog(ReadableLog):
         if unlimited:
             return self._json(end)
         options = self._options
-        return self._json(self._view.reach(began, end, rows_max=options.rows_max, bytes_max=options.bytes_max))
+        return self._json(self._reader.reach(began, end, rows_max=options.rows_max, bytes_max=options.bytes_max))
 
     def tail(self) -> dict[str, Any] | None:
         """Return the end of the log, for progress reports."""
-        return self._json(self._view.end())
+        return self._json(self._reader.end())
 
     def available_now(self) -> None:
         """Fix the end of this run at what the log contains now."""
-        self._available = self._view.end()
+        self._available = self._reader.end()
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[RecordSpan, ...]]:
         """Return what each task reads of the records from *start* to before *end*."""
         return self._plan(self._position(start), self._position(end))
 
     def _plan(self, start: AofPosition, stop: AofPosition) -> list[tuple[RecordSpan, ...]]:
-        pieces = self._view.pieces(start, stop)
-        return self._view.tasks(pieces, parallelism=parallelism(), partitions_min=self._options.partitions_min)
+        pieces = self._reader.pieces(start, stop)
+        return self._reader.tasks(pieces, parallelism=parallelism(), partitions_min=self._options.partitions_min)
 
     def _position(self, value: object) -> AofPosition:
-        return position_from_json(value, self._view.identity, self._options.path)
+        return position_from_json(value, self._reader.identity, self._options.path)
 
     def _json(self, position: AofPosition) -> dict[str, Any]:
-        return position.to_json(self._view.identity)
+        return position.to_json(self._reader.identity)
 
 
 class AofDataSource(LogDataSource):

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from quiver.primitives.scan import Damage
 from quiver.topics.format.message import Message, MessageCodec
+from quiver.topics.reading.file_reader import LostRange, MessageRun, TopicFileReader
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.ranges import Stretch
-from quiver.topics.reading.view import LostRange, MessageRun, TopicView
 
 __all__ = ["PRODUCER_SCHEMA", "TOPIC_SCHEMA", "TopicRows"]
 
@@ -82,15 +82,15 @@ class TopicRows:
 
     def _messages(self, one: Stretch) -> Iterator[Message]:
         decode = MessageCodec(one.topic).decode
-        view = TopicView(self.place, one.topic)
-        for found in view.read(one.start, one.stop, one.mark):
+        reader = TopicFileReader(self.place, one.topic)
+        for found in reader.read(one.start, one.stop, one.mark):
             if not isinstance(found, MessageRun):
                 self._lost(found)
                 continue
             for at, body in enumerate(found.bodies, found.first):
                 message = decode(body)
                 if isinstance(message, Damage):
-                    self._lost(LostRange(at, at + 1, view.directory or one.topic, message.reason))
+                    self._lost(LostRange(at, at + 1, reader.directory or one.topic, message.reason))
                 else:
                     yield message
 

@@ -21,10 +21,10 @@ from quiver.spark.topics.rows import PRODUCER_SCHEMA, TOPIC_SCHEMA, TopicRows
 from quiver.spark.topics.sink import TopicSink
 from quiver.spark.topics.sink_options import check_columns, parse_topic_sink_options
 from quiver.topics.format.names import check_topic, is_namespace, parse_wal_file_name
+from quiver.topics.reading.file_reader import TopicFileReader
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.progress import TopicProgress
 from quiver.topics.reading.ranges import Stretch, TopicLimits, pack_stretches, reach, shared_limits
-from quiver.topics.reading.view import TopicView
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -39,13 +39,13 @@ class TopicsLog(ReadableLog):
 
     def __init__(self, options: TopicOptions) -> None:
         self._options = options
-        self._views: dict[str, TopicView] = {}
+        self._readers: dict[str, TopicFileReader] = {}
         self._progress: dict[str, TopicProgress] = {}
         self._available: dict[str, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Locks cannot travel: tasks only read, and never confirm.
-        return {**self.__dict__, "_views": {}, "_progress": {}}
+        return {**self.__dict__, "_readers": {}, "_progress": {}}
 
     @property
     def bytes_max(self) -> int | None:
@@ -68,12 +68,12 @@ class TopicsLog(ReadableLog):
         options = self._options
         stretches: list[Stretch] = []
         for topic in topics_of(options):
-            view = TopicView(options.place, topic)
-            tip = view.next_offset()
-            start = _bound(options.starting, view, BEGINNING, tip)
-            stop = min(_bound(options.ending, view, tip, tip), tip)
-            start = view.start_offset() if start == BEGINNING else start
-            stretches += view.stretches(start, stop) if start < stop else ()
+            reader = TopicFileReader(options.place, topic)
+            tip = reader.next_offset()
+            start = _bound(options.starting, reader, BEGINNING, tip)
+            stop = min(_bound(options.ending, reader, tip, tip), tip)
+            start = reader.start_offset() if start == BEGINNING else start
+            stretches += reader.stretches(start, stop) if start < stop else ()
         return self._pack(stretches)
 
     def read(self, spans: tuple[Stretch, ...], target: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -119,21 +119,21 @@ class TopicsLog(ReadableLog):
 
     def tail(self) -> dict[str, Any] | None:
         """Return the ends of the topics, for progress reports."""
-        return offsets_to_json({topic: view.next_offset() for topic, view in self._views.items()})
+        return offsets_to_json({topic: reader.next_offset() for topic, reader in self._readers.items()})
 
     def available_now(self) -> None:
         """Fix the end of this run at what the topics contain now."""
-        self._available = {topic: self._view(topic).next_offset(durable=True) for topic in topics_of(self._options)}
+        self._available = {topic: self._reader(topic).next_offset(durable=True) for topic in topics_of(self._options)}
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Stretch, ...]]:
         """Return what each task reads of the messages from *start* to before *end*."""
         began = offsets_from_json(start)
         stretches: list[Stretch] = []
         for topic, stop in offsets_from_json(end).items():
-            view = self._view(topic)
+            reader = self._reader(topic)
             first = began[topic] if topic in began else self._first(topic)
-            first = view.start_offset() if first == BEGINNING else first
-            stretches += view.stretches(first, stop) if first < stop else ()
+            first = reader.start_offset() if first == BEGINNING else first
+            stretches += reader.stretches(first, stop) if first < stop else ()
         return self._pack(stretches)
 
     def commit(self, end: Mapping[str, Any]) -> None:
@@ -148,10 +148,10 @@ class TopicsLog(ReadableLog):
     def _pack(self, stretches: list[Stretch]) -> list[tuple[Stretch, ...]]:
         return pack_stretches(stretches, parallelism=parallelism(), partitions_min=self._options.partitions_min)
 
-    def _view(self, topic: str) -> TopicView:
-        if topic not in self._views:
-            self._views[topic] = TopicView(self._options.place, topic)
-        return self._views[topic]
+    def _reader(self, topic: str) -> TopicFileReader:
+        if topic not in self._readers:
+            self._readers[topic] = TopicFileReader(self._options.place, topic)
+        return self._readers[topic]
 
     def _progress_of(self, topic: str) -> TopicProgress | None:
         name, root = self._options.subscription, self._options.place.root
@@ -164,14 +164,14 @@ class TopicsLog(ReadableLog):
     def _first(self, topic: str) -> int:
         progress = self._progress_of(topic)
         if progress is None:
-            return _bound(self._options.starting, self._view(topic), BEGINNING, BEGINNING)
+            return _bound(self._options.starting, self._reader(topic), BEGINNING, BEGINNING)
         found = progress.position()
         if found is not None:
             return found
-        view = self._view(topic)
-        tip = view.next_offset(durable=True)
-        start = _bound(self._options.starting, view, BEGINNING, tip)
-        return progress.start_at(view.start_offset() if start == BEGINNING else start)
+        reader = self._reader(topic)
+        tip = reader.next_offset(durable=True)
+        start = _bound(self._options.starting, reader, BEGINNING, tip)
+        return progress.start_at(reader.start_offset() if start == BEGINNING else start)
 
     def _confirm(self, offsets: Mapping[str, int]) -> None:
         if self._options.subscription is None:
@@ -182,11 +182,11 @@ class TopicsLog(ReadableLog):
                 progress.confirm(offset)
 
     def _tip(self, topic: str, start: int) -> int:
-        view = self._view(topic)
-        tip = view.next_offset(durable=True)
+        reader = self._reader(topic)
+        tip = reader.next_offset(durable=True)
         if start > tip:
             reason = f"the checkpoint asks for message {start}, but the topic ends before {tip}: it is another one now"
-            problem = DataLossError(view.directory or topic, 0, f"{reason}; start with a new checkpoint")
+            problem = DataLossError(reader.directory or topic, 0, f"{reason}; start with a new checkpoint")
             if self._options.fail_on_data_loss:
                 raise problem
             _log.warning("quiver.spark.topic_behind reason=%s", problem)
@@ -194,9 +194,9 @@ class TopicsLog(ReadableLog):
         return tip if self._available is None else min(tip, self._available.get(topic, max(start, 0)))
 
     def _reach(self, topic: str, start: int, end: int, limits: TopicLimits) -> int:
-        view = self._view(topic)
-        first = view.start_offset() if start == BEGINNING else start
-        return reach(view.stretches(first, end), first, limits) if first < end else end
+        reader = self._reader(topic)
+        first = reader.start_offset() if start == BEGINNING else start
+        return reach(reader.stretches(first, end), first, limits) if first < end else end
 
 
 class TopicDataSource(LogDataSource):
@@ -254,13 +254,13 @@ def _is_topic(place: TopicPlace, name: str) -> bool:
     return any(parse_wal_file_name(one, place.file_name) is not None for one in names)
 
 
-def _bound(bound: Bound, view: TopicView, earliest: int, latest: int) -> int:
+def _bound(bound: Bound, reader: TopicFileReader, earliest: int, latest: int) -> int:
     if isinstance(bound, int):
         return bound
     if isinstance(bound, IngestedAt):
-        return view.offset_at(bound.time_ns)
+        return reader.offset_at(bound.time_ns)
     if bound == "earliest":
         return BEGINNING
     if bound == "latest":
         return latest
-    return bound.get(view.topic, earliest)
+    return bound.get(reader.topic, earliest)

@@ -10,11 +10,11 @@ from typing import Protocol, Self
 from quiver.lazy_names import warn_renamed
 from quiver.topics.format.message import Message
 
-__all__ = ["Consumer", "Delivery", "MessageSource"]
+__all__ = ["Consumer", "MessageSource", "ReceivedMessage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class ReceivedMessage:
     """
     A delivered message. Answer it with `ack` or `nack`.
 
@@ -27,7 +27,7 @@ class Delivery:
     message: Message
     attempt: int
     generation: int
-    answer: Callable[[Delivery, float | None, bool], None]
+    answer: Callable[[ReceivedMessage, float | None, bool], None]
 
     @property
     def offset(self) -> int:
@@ -57,7 +57,7 @@ class Delivery:
             StoreClosedError: the subscription was closed.
         """
         if delay_s is not None:
-            warn_renamed("Delivery.nack", "delay_s", "delay")
+            warn_renamed("ReceivedMessage.nack", "delay_s", "delay")
             delay = delay_s
         self.answer(self, delay, False)
 
@@ -65,7 +65,7 @@ class Delivery:
 class MessageSource(Protocol):
     """Where a consumer gets its messages from: its subscription."""
 
-    def receive(self, consumer: Consumer, timeout: float | None) -> Delivery | None:
+    def receive(self, consumer: Consumer, timeout: float | None) -> ReceivedMessage | None:
         """Return the next message for *consumer*; None when there is none within *timeout* seconds."""
 
     def is_active(self, consumer: Consumer) -> bool:
@@ -86,7 +86,7 @@ class Consumer:
         self._subscription = subscription
         self.name = name
 
-    def receive(self, timeout: float | None = None, *, timeout_s: float | None = None) -> Delivery | None:
+    def receive(self, timeout: float | None = None, *, timeout_s: float | None = None) -> ReceivedMessage | None:
         """
         Return the next message for this consumer; None when there is none within *timeout* seconds.
 
@@ -106,10 +106,10 @@ class Consumer:
             timeout = timeout_s
         return self._subscription.receive(self, timeout)
 
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[ReceivedMessage]:
         return self
 
-    def __next__(self) -> Delivery:
+    def __next__(self) -> ReceivedMessage:
         delivery = self.receive()
         if delivery is None:
             raise StopIteration

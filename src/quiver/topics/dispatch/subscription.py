@@ -31,7 +31,7 @@ from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import Lock
-from quiver.topics.dispatch.consumer import Consumer, Delivery
+from quiver.topics.dispatch.consumer import Consumer, ReceivedMessage
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.state import Confirmed
 from quiver.topics.engine import Start, TopicEngine
@@ -167,7 +167,7 @@ class Subscription:
 
     # ── delivering ───────────────────────────────────────────────────────────────────────────────────────
 
-    def receive(self, consumer: Consumer, timeout: float | None) -> Delivery | None:
+    def receive(self, consumer: Consumer, timeout: float | None) -> ReceivedMessage | None:
         """
         Return the next message for *consumer*; None when there is none within *timeout* seconds.
 
@@ -197,7 +197,7 @@ class Subscription:
                 if self._wakeups == seen:
                     self._clock.wait(self._wakeup, None if until is None else min(max(0.0, until - now), _WAIT_S_MAX))
 
-    def _next_for(self, consumer: Consumer) -> Delivery | None:
+    def _next_for(self, consumer: Consumer) -> ReceivedMessage | None:
         if self.kind == "failover" and self._consumers[0] is not consumer:
             return None
         message = self._due_for(consumer) or self._ready_for(consumer)
@@ -216,7 +216,7 @@ class Subscription:
             self._flights[offset] = _Flight(message, consumer, attempt, deadline_s)
             if self.kind == "key_shared":
                 self._holders.setdefault(_key_of(message), []).append((offset, consumer))
-        return Delivery(message, attempt, self._generation, self._answer)
+        return ReceivedMessage(message, attempt, self._generation, self._answer)
 
     def _due_for(self, consumer: Consumer) -> Message | None:
         """Take the message that has been due longest, if it may be delivered to this consumer."""
@@ -285,7 +285,7 @@ class Subscription:
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _answer(self, delivery: Delivery, delay_s: float | None, done: bool) -> None:  # noqa: FBT001
+    def _answer(self, delivery: ReceivedMessage, delay_s: float | None, done: bool) -> None:  # noqa: FBT001
         with self._lock:
             self._require_open()
             offset = delivery.offset

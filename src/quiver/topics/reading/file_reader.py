@@ -32,7 +32,7 @@ from quiver.topics.reading.ranges import Stretch
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good
 from quiver.topics.wal.local_files import LocalFile, load_checkpoint, local_files
 
-__all__ = ["LostRange", "MessageRun", "TopicView", "open_cold"]
+__all__ = ["LostRange", "MessageRun", "TopicFileReader", "open_cold"]
 
 _EACH_ONCE = "a reader returns each message once, and reports those that it skips"
 _LISTINGS_MAX = 8
@@ -99,7 +99,7 @@ class _Tail:
     marks: list[_Mark]
 
 
-class TopicView:
+class TopicFileReader:
     """
     One topic, read while its writer runs. Not thread-safe. Each process creates its own.
 

@@ -21,13 +21,13 @@ from quiver.store.receipts import BundleReceipt
 from quiver.store.removal.cleanup import Cleanup
 from quiver.store.wal.replay import logged_entries
 
-__all__ = ["StoreViews"]
+__all__ = ["StoreProperties"]
 
 _PROBE_BYTES = 64 * 1024
 """The size of the bundle that `problems` asks for space for."""
 
 
-class StoreViews:
+class StoreProperties:
     """A base of `Store`, which sets these attributes. All methods are read-only."""
 
     path: str

@@ -25,7 +25,7 @@ from quiver.aof.reading.source import ReadableSegment
 from quiver.errors import CorruptionError, DataLossError, QuiverError, UnknownRecordError
 from quiver.instant import IngestedAt
 
-__all__ = ["AOF_SCHEMA", "METADATA_SCHEMA", "LogView", "RecordSpan", "read_piece"]
+__all__ = ["AOF_SCHEMA", "METADATA_SCHEMA", "LogFileReader", "RecordSpan", "read_piece"]
 
 AOF_SCHEMA = pa.schema([
     pa.field("record_id", pa.int64(), nullable=False),
@@ -70,7 +70,7 @@ class _Extent:
     here: bool
 
 
-class LogView:
+class LogFileReader:
     """
     One log that another process writes. Not thread-safe.
 
