@@ -64,7 +64,7 @@ def test_a_run_has_what_single_entries_have():
     assert run is not None
     singles = [encoder.encode_logged(scanned[at].entry.slots) for at in range(1, 4)]
     assert list(map(bytes, run.messages)) == [bytes(single.slots[0].message) for single in singles]
-    assert {id(single.slots[0].stream_schema) for single in singles} == {id(run.stream_schema)}
+    assert {id(single.slots[0].stream_schema) for single in singles} == {id(part.stream_schema) for part in run.parts}
     assert encoder.encode_run(scanned, 4) is None
     assert (list(run.row_counts), list(run.ingested_at_ns)) == ([1, 2, 3], [71, 72, 73])
     assert list(run.sequences) == [1, 2, 3]
@@ -81,6 +81,48 @@ def test_a_run_ends_at_a_gap():
     assert [one.sequence for one in without_second] == [0, 2, 3]
     assert len(encoder.encode_run(without_second, 0)) == 1
     assert len(encoder.encode_run(without_second, 1)) == 2
+
+
+def test_a_run_has_entries_of_several_schemas_and_layouts():
+    """Empty batches have a layout of their own; each part of a run knows its slot and schema."""
+    other = pa.record_batch({"word": ["x", "y"]})
+    encoder = SlotEncoder()
+    kinds = [(30, PLAIN), (30, PLAIN.slice(0, 0)), (31, PLAIN), (31, other)]
+    order = [0, 0, 1, 0, 2, 3, 3, 1, 2, 0]
+    log = [
+        WalEntry(0, number, number, (WalSlot(slot, bytes([slot]) * 32, 1, memoryview(stream(batch))),))
+        for number, (slot, batch) in enumerate(kinds[kind] for kind in [0, 1, 2, 3, *order])
+    ]
+    scanned = ScannedEntries(memoryview(b"".join(map(encode_entry, log))))
+    scanned.extend(0)
+    assert encoder.encode_run(scanned, 0) is None
+    for at in range(4):
+        assert encoder.encode_logged(scanned[at].entry.slots) is not None
+    run = encoder.encode_run(scanned, 4)
+
+    assert run is not None
+    assert list(map(bytes, run.messages)) == [kinds[kind][1].serialize().to_pybytes() for kind in order]
+    found = []
+    for part in run.parts:
+        found += [(part.slot, part.stream_schema.schema)] * (part.stop - len(found))
+    assert found == [(kinds[kind][0], kinds[kind][1].schema) for kind in order]
+
+
+def test_layouts_are_not_learned_without_end():
+    """Of one schema and slot the first layouts are kept; entries with others are replayed one by one."""
+    encoder = SlotEncoder()
+    whole = stream(PLAIN)
+    start = len(PLAIN.schema.serialize())
+    taken = []
+    for padding in range(8):  # a longer metadata of the message, as other writers have it
+        message = bytearray(whole[start:-8])
+        metadata_bytes = int.from_bytes(message[4:8], "little")
+        message[8 + metadata_bytes : 8 + metadata_bytes] = bytes(8 * padding)
+        message[4:8] = (metadata_bytes + 8 * padding).to_bytes(4, "little")
+        scanned = logged(whole[:start] + bytes(message) + whole[-8:])
+        assert encoder.encode_logged(scanned[0].entry.slots) is not None
+        taken.append(encoder.encode_run(scanned, 0) is not None)
+    assert taken == [True] * 4 + [False] * 4
 
 
 def test_an_entry_with_another_identity_is_not_in_a_run():

@@ -21,14 +21,13 @@ from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, SLOT_HEAD, WalSlot
 from quiver.store.segment.accumulator import EncodedRun, EncodedSlot, StreamSchema, check_schema, self_contained
 from quiver.store.segment.ipc_file import END_OF_STREAM, is_one_batch_message
 from quiver.store.segment.pieced import PIECES_BYTES_MIN, PiecedMessage, pieced
-from quiver.store.wal.entry_layout import EntryLayout, identity_of
+from quiver.store.wal.entry_layout import EntryLayouts
 from quiver.store.wal.scan import ScannedEntries
 
 __all__ = ["EncodedBundle", "SlotEncoder", "slot_pieces", "write_slots"]
 
 _END = struct.Struct(f"{len(END_OF_STREAM)}s")
 _SCHEMAS_PER_SLOT_MAX = 64
-_LAYOUTS_MAX = 256
 _MESSAGE_HEAD = struct.Struct("<II")
 
 ROWS_MAX = 2**32 - 1
@@ -115,7 +114,7 @@ class SlotEncoder:
         self._schemas: dict[int, list[StreamSchema]] = {}
         # By slot, of the entry adopted last: fingerprint, the schema's message, and what it means.
         self._logged_schemas: dict[int, tuple[bytes, bytes, StreamSchema]] = {}
-        self._layouts: dict[bytes, EntryLayout] = {}
+        self._layouts = EntryLayouts()
 
     def encode(
         self, slots: Mapping[int, pa.RecordBatch], fingerprints: Mapping[int, bytes] | None = None
@@ -183,24 +182,16 @@ class SlotEncoder:
             total += SLOT_HEAD.size + size
             encoded.append(EncodedSlot(slot, stream, row_count, message, size))
         if len(slots) == 1:
-            self._learn_layout(slots[0], encoded[0])
+            self._layouts.learn(slots[0], encoded[0].stream_schema, encoded[0].message)
         return _encoded_bundle((encoded, bitmap, total))
-
-    def _learn_layout(self, slot: WalSlot, encoded: EncodedSlot) -> None:
-        layout = EntryLayout.learn(slot, encoded.stream_schema, encoded.message)
-        if layout is not None:
-            if len(self._layouts) >= _LAYOUTS_MAX:
-                self._layouts.clear()
-            self._layouts[identity_of(slot)] = layout
 
     def encode_run(self, entries: ScannedEntries, at: int) -> EncodedRun | None:
         """
-        Return consecutive entries from *at* on with the layout of one that `encode_logged` took over before.
+        Return consecutive entries from *at* on whose layouts `encode_logged` has seen before, as it would return them.
 
-        Return None if not even the first one has it. They are what `encode_logged` would return for each of them.
+        Return None if not even the first one is among them.
         """
-        layout = self._layouts.get(entries.identity(at))
-        return None if layout is None else layout.run(entries, at)
+        return self._layouts.run(entries, at)
 
     def _schema_from_log(self, slot: int, fingerprint: bytes, schema_message: memoryview) -> StreamSchema | None:
         try:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -34,6 +35,7 @@ __all__ = [
     "EncodedRun",
     "EncodedSlot",
     "OpenSegment",
+    "RunPart",
     "SealedSegment",
     "SealedStream",
     "StreamSchema",
@@ -46,6 +48,7 @@ _STREAM_BYTES = 1024
 _REF_BYTES = 64
 """Upper bounds for the file bytes of a stream and of a reference to one of its chunks, besides schemas and messages."""
 _CHUNK_MASK = 0xFFFFFFFF
+_stop_of = attrgetter("stop")
 _ENTRY_OVERHEAD = ENTRY_HEAD.size + CRC.size
 
 
@@ -96,21 +99,29 @@ class EncodedSlot:
     """Length of the slot's complete Arrow stream in the log's entry."""
 
 
+class RunPart(NamedTuple):
+    """Bundles of a run with the same slot and schema; they end before the index *stop*."""
+
+    slot: int
+    stream_schema: StreamSchema
+    stop: int
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedRun:
     """
-    Consecutive bundles of one log file with one slot and the same schema, taken over from the log's bytes.
+    Consecutive bundles of one log file with one slot each, taken over from the log's bytes.
 
     `messages`, `row_counts`, `ingested_at_ns`, `sequences` and `ends` have one item for each bundle.
 
     Attributes:
+        parts: slot and schema of all bundles, in order.
         start: log position of the first entry.
         ends: the offset in the file after each entry,
         shift: and how much further that is in the log.
     """
 
-    slot: int
-    stream_schema: StreamSchema
+    parts: Sequence[RunPart]
     messages: Sequence[memoryview]
     row_counts: Sequence[int]
     ingested_at_ns: Sequence[int]
@@ -280,32 +291,38 @@ class OpenSegment:
 
         Returns how many were added: at least one.
         """
-        stream = self._by_schema[run.slot].get(run.stream_schema)
-        if stream is None:
-            stream = self._stream(run.slot, run.stream_schema)
-        count = self._fitting(run, first, count_max)
-        stop = first + count
-        start, chunk = len(self._refs), stream.index << 32 | len(stream.chunks)
-        self._refs.extend(range(chunk, chunk + count))
-        self._refs_end.extend(range(start + 1, start + 1 + count))
-        stream.chunks += run.messages[first:stop]
-        stream.row_counts.extend(run.row_counts[first:stop])
-        self._ingested_at_ns.extend(run.ingested_at_ns[first:stop])
+        at, stop = first, first + self._fitting(run, first, count_max)
+        for slot, stream_schema, part_stop in run.parts[bisect_right(run.parts, first, key=_stop_of) :]:
+            stream = self._by_schema[slot].get(stream_schema)
+            if stream is None:
+                stream = self._stream(slot, stream_schema)
+            is_full = len(self._streams) >= self.streams_max
+            until = at + 1 if is_full else min(part_stop, stop)
+            chunk = stream.index << 32 | len(stream.chunks)
+            self._refs.extend(range(chunk, chunk + until - at))
+            stream.chunks += run.messages[at:until]
+            stream.row_counts.extend(run.row_counts[at:until])
+            at = until
+            if is_full or at >= stop:
+                break
+        refs = len(self._refs)
+        self._refs_end.extend(range(refs - (at - first) + 1, refs + 1))
+        self._ingested_at_ns.extend(run.ingested_at_ns[first:at])
         if self._wal_start is None:
             self._wal_start = run.start_of(first)
             self._sequence_first = run.sequences[first]
-        self._wal_end = run.start_of(stop)
-        self._sequence_last = run.sequences[stop - 1]
-        self.nbytes += run.nbytes(first, stop)
-        return count
+        self._wal_end = run.start_of(at)
+        self._sequence_last = run.sequences[at - 1]
+        self.nbytes += run.nbytes(first, at)
+        return at - first
 
     def _fitting(self, run: EncodedRun, first: int, count_max: int) -> int:
-        """Return after how many bundles of *run* it is full: at least 1, at most *count_max*."""
-        if len(self._streams) >= self.streams_max:
-            return 1
-        count_max = min(count_max, len(run) - first, BUNDLES_WRITTEN_MAX - len(self._refs_end))
-        counts = range(1, max(count_max, 1))
-        return 1 + bisect_left(counts, self.bytes_max - self.nbytes, key=lambda count: run.nbytes(first, first + count))
+        """Return after how many bundles of *run* their number or bytes make it full; at least 1."""
+        count_max = max(1, min(count_max, len(run) - first, BUNDLES_WRITTEN_MAX - len(self._refs_end)))
+        left = self.bytes_max - self.nbytes
+        if run.nbytes(first, first + count_max) < left:
+            return count_max
+        return 1 + bisect_left(range(1, count_max), left, key=lambda count: run.nbytes(first, first + count))
 
     def _stream(self, slot: int, stream_schema: StreamSchema) -> _Stream:
         by_schema = self._by_schema[slot]

@@ -16,9 +16,7 @@ from typing import Literal, overload
 from quiver.errors import CorruptionError
 from quiver.primitives.scan import Damage, Frame, is_zero
 from quiver.store.format.wal_entry import (
-    ENTRY_HEAD,
     ENTRY_TYPE_BUNDLE,
-    FINGERPRINT_BYTES,
     EntryHead,
     WalEntry,
     check_entry,
@@ -29,9 +27,6 @@ from quiver.store.format.wal_entry import (
 from quiver.store.format.wal_file import WAL_HEADER_BYTES, WalHeader, decode_wal_header
 
 __all__ = ["ScannedEntries", "ScannedEntry", "WalFileScan", "scan_wal_file"]
-
-_IDENTITY_START = ENTRY_HEAD.size - 8
-_IDENTITY_BYTES = 8 + 2 + FINGERPRINT_BYTES
 
 Tail = Literal["clean", "zeros", "torn"]
 
@@ -97,11 +92,6 @@ class ScannedEntries(Sequence[ScannedEntry]):
         """Return the scanned bytes, and where in them at most *count_max* entries from *at* on start and end."""
         stop = at + count_max
         return self.view, memoryview(self._starts)[at:stop], memoryview(self._ends)[at:stop]
-
-    def identity(self, at: int) -> bytes:
-        """Return the slots' bitmap of an entry, and the id and the fingerprint of its first slot."""
-        start = self._starts[at] + _IDENTITY_START
-        return bytes(self.view[start : start + _IDENTITY_BYTES])
 
     def sequences(self, at: int, count: int) -> array[int]:
         """Return the sequence numbers of *count* entries from *at* on."""
