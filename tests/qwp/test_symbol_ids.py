@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quiver.errors import UsageError
 from quiver.primitives.scan import Frame
-from quiver.qwp.wire.arrow_columns import columns_of_batch
+from quiver.qwp.wire.arrow_columns import Dictionaries, columns_of_batch
 from quiver.qwp.wire.columns import fixed_column, symbol_column
 from quiver.qwp.wire.decoder import SymbolDictionary, decode_message
 from quiver.qwp.wire.message import SYMBOL_BYTES_MAX, MessageBuffer, SymbolIds, TableData, encode_message
@@ -42,6 +42,33 @@ def test_rows_keep_their_symbols(entries, data):
     rows, symbols = _decoded(message)
     assert rows == wanted
     assert symbols == list(dict.fromkeys(value for value in wanted if value is not None))
+
+
+@settings(max_examples=120)
+@given(entries=ENTRIES, unique=st.booleans(), data=st.data())
+def test_slices_that_share_dictionaries_have_the_same_bytes(entries, unique, data):
+    entries = list(dict.fromkeys(entries)) if unique else [*entries, None]
+    numbers = data.draw(st.lists(st.none() | st.integers(0, len(entries) - 1), min_size=1, max_size=60))
+    array = pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int8()), pa.array(entries, pa.string()))
+    batch = pa.record_batch([array], names=["s"])
+    rows = data.draw(st.integers(1, 40))
+    dictionaries: Dictionaries = {}
+    ids, shared_ids = SymbolIds(), SymbolIds()
+    for start in range(0, len(numbers), rows):
+        piece = batch.slice(start, rows)
+        alone = TableData("t", piece.num_rows, columns_of_batch(piece))
+        shared = TableData("t", piece.num_rows, columns_of_batch(piece, dictionaries=dictionaries))
+        assert encode_message([shared], shared=shared_ids) == encode_message([alone], shared=ids)
+    assert (dictionaries["s"] is not None) == unique
+
+
+def test_an_invalid_entry_that_no_row_has_is_not_an_error():
+    dictionary = pa.array([b"good", b"\xff"], pa.binary())
+    array = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), dictionary)
+    batch = pa.record_batch([array], names=["s"])
+    (column,) = columns_of_batch(batch, dictionaries={})
+    assert column.symbols is not None
+    assert list(column.symbols.values) == ["good"]
 
 
 def _symbols(*values: str) -> TableData:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
 from quiver.qwp.rows import check_name
-from quiver.qwp.wire.arrow_columns import columns_of_batch
+from quiver.qwp.wire.arrow_columns import Dictionaries, columns_of_batch
 from quiver.qwp.wire.message import (
     NAME_BYTES_MAX,
     ROWS_MAX,
@@ -123,9 +123,10 @@ def encode_slices(
         # The first slice shows how large a row is on the wire.
         rows_max = min(max(1, batch.num_rows), 1024)
         start = 0
+        dictionaries: Dictionaries = {}
         while start < batch.num_rows:
             piece = batch.slice(start, rows_max)
-            columns = columns_of_batch(piece, symbols=symbols, at=at)
+            columns = columns_of_batch(piece, symbols=symbols, at=at, dictionaries=dictionaries)
             packed = [TableData(name, piece.num_rows, columns)]
             message = encode_message(packed, dialect=dialect, shared=shared, into=into)
             if len(message) > message_bytes_max and piece.num_rows == 1:

@@ -23,6 +23,7 @@ encoded unchanged.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from typing import Any
 
@@ -45,7 +46,7 @@ from quiver.qwp.wire.columns import (
 )
 from quiver.qwp.wire.decoded import SCALE_KEY, TYPE_KEY
 
-__all__ = ["columns_of_batch"]
+__all__ = ["Dictionaries", "columns_of_batch"]
 
 _FIXED: dict[ColumnType, Any] = {
     ColumnType.BYTE: pa.int8(), ColumnType.SHORT: pa.int16(), ColumnType.INT: pa.int32(), ColumnType.LONG: pa.int64(),
@@ -74,15 +75,23 @@ _WHOLE: dict[ColumnType, Any] = {
     ColumnType.LONG256: types.is_fixed_size_binary,
 }  # fmt: skip
 """Types that must match exactly: other values are not converted to them."""
+_SHARED_VALUES_MAX = 10_000
 Array = np.ndarray[Any, Any]
 
 
-def columns_of_batch(batch: Any, *, symbols: Collection[str] = (), at: str | None = None) -> list[ColumnData]:
+Dictionaries = dict[str, list[str] | None]
+"""The values of a batch's dictionaries, by column, shared by its slices; None for one that each slice reads itself."""
+
+
+def columns_of_batch(
+    batch: Any, *, symbols: Collection[str] = (), at: str | None = None, dictionaries: Dictionaries | None = None
+) -> list[ColumnData]:
     """
     Return the columns of the record batch *batch*: symbols first, then the others, the designated timestamp last.
 
     *symbols* names text columns to send as symbols. *at* names the column with the designated timestamp. A column of
-    Arrow's type `null` has no QWP type and is omitted: the server treats it as null as well.
+    Arrow's type `null` has no QWP type and is omitted: the server treats it as null as well. Slices of one batch may
+    share *dictionaries*, initially empty.
 
     Raises:
         UsageError: a type is not supported, a value does not fit, or no column is left.
@@ -95,7 +104,10 @@ def columns_of_batch(batch: Any, *, symbols: Collection[str] = (), at: str | Non
         if types.is_null(array.type) and field.name not in symbols and not is_at:
             continue
         try:
-            column = _designated(field, array) if is_at else _column(field, array, as_symbol=field.name in symbols)
+            if is_at:
+                column = _designated(field, array)
+            else:
+                column = _column(field, array, as_symbol=field.name in symbols, dictionaries=dictionaries)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError) as error:
             raise UsageError(f"column {field.name}: {error}") from error
         (last if is_at else first if column.type is ColumnType.SYMBOL else others).append(column)
@@ -125,12 +137,13 @@ def _kind_of(field: Any, array: Any, *, as_symbol: bool) -> ColumnType | None:
     return _BY_ARROW.get(array.type)
 
 
-def _column(field: Any, array: Any, *, as_symbol: bool) -> ColumnData:
+def _column(field: Any, array: Any, *, as_symbol: bool, dictionaries: Dictionaries | None) -> ColumnData:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind = _kind_of(field, array, as_symbol=as_symbol)
     if kind is ColumnType.SYMBOL:
-        return _symbols(field.name, array)
+        known = None if dictionaries is None else _shared_values(field.name, array, dictionaries)
+        return _symbols(field.name, array) if known is None else _known_symbols(field.name, array, known)
     if types.is_decimal(array.type):
         return _decimals(field.name, array)
     if kind in _FIXED:
@@ -226,13 +239,31 @@ def _symbols(name: str, array: Any) -> ColumnData:
     return symbol_column(name, values.to_pylist(), numbers, nulls, order=order)
 
 
+def _shared_values(name: str, array: Any, dictionaries: Dictionaries) -> list[str] | None:
+    """Return the values of a small dictionary without nulls and duplicates; *dictionaries* keeps them."""
+    if name not in dictionaries:
+        dictionaries[name] = None
+        if types.is_dictionary(array.type) and len(array.dictionary) <= _SHARED_VALUES_MAX:
+            with contextlib.suppress(pa.ArrowInvalid):  # a value is invalid; perhaps no row has it
+                values = array.dictionary.cast(pa.string()).to_pylist()
+                if None not in values and len(set(values)) == len(values):
+                    dictionaries[name] = values
+    return dictionaries[name]
+
+
+def _known_symbols(name: str, array: Any, known: list[str]) -> ColumnData:
+    numbers = _plain(array.indices.drop_null())
+    order = _by_first_row(numbers, len(known))
+    return symbol_column(name, [known[number] for number in order.tolist()], numbers, _nulls(array), order=order)
+
+
 def _by_first_row(numbers: Array, count: int) -> Array:
     """Return the distinct values of *numbers*, all below *count*, in the order of their first row."""
     if 4 * count < len(numbers):
         # With few distinct values, the first rows usually have them all; then the others need no search.
-        order, first = np.unique(numbers[: 4 * count], return_index=True)
+        order = [*dict.fromkeys(numbers[: 4 * count].tolist())]
         if len(order) == count:
-            return order[np.argsort(first)]
+            return np.array(order, numbers.dtype)
     return _plain(pa.array(numbers).unique())
 
 

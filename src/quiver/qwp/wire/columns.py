@@ -177,9 +177,7 @@ def symbol_ids(symbols: SymbolData, ids: dict[str, int]) -> tuple[bytes, int]:
     Return the ids of the rows' symbols, and the highest of them (-1 if there is none). New symbols are added to *ids*
     (symbol → id).
     """
-    numbers = np.fromiter(
-        (ids.setdefault(value, len(ids)) for value in symbols.values), np.int64, count=len(symbols.values)
-    )
+    numbers = np.array([ids.setdefault(value, len(ids)) for value in symbols.values], np.int64)
     if not len(symbols.indices):
         return b"", -1
     highest = int(numbers.max())
