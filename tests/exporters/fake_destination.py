@@ -52,6 +52,30 @@ class FakeHandle:
         self.source.given_back(self)
 
 
+class FakeRun:
+    segment = 0
+    unreadable = ()
+
+    def __init__(self, handles) -> None:
+        self.left = {handle.ref.index: handle for handle in handles}
+        self.first, self.last = min(self.left), max(self.left)
+
+    def __iter__(self):
+        for position, handle in list(self.left.items()):
+            try:
+                yield position, handle.bundle
+            except Exception:
+                self.unreadable += (position,)
+                raise
+
+    def split(self, position):
+        return self.left.pop(position)
+
+    def ack(self, *, through=None):
+        for position in [position for position in self.left if through is None or position <= through]:
+            self.left.pop(position).ack()
+
+
 class FakeSource:
     """Bundles in a queue, oldest first; a deferred one returns when its time has come."""
 
@@ -77,6 +101,15 @@ class FakeSource:
             self.waiting = [one for one in self.waiting if one[0] > now]
             self.free.extendleft(handle for _, handle in reversed(due))
             return [self.free.popleft() for _ in range(min(count, len(self.free)))]
+
+    def next_run(self, count_max, timeout=None):
+        handles = self.next_bundles(count_max, timeout)
+        length = next(
+            (at for at, one in enumerate(handles) if one.ref.index != handles[0].ref.index + at), len(handles)
+        )
+        for handle in reversed(handles[length:]):
+            self.given_back(handle)
+        return FakeRun(handles[:length]) if handles else None
 
     def settled(self, handle, outcome):
         with self.lock:

@@ -34,7 +34,10 @@ class Attempts:
 
     def of(self, number: int) -> RequestProgress:
         """Return which records of request *number* are settled."""
-        return self.requests.setdefault(number, RequestProgress())
+        progress = self.requests.get(number)
+        if progress is None:
+            progress = self.requests[number] = RequestProgress()
+        return progress
 
     def forget_denials(self) -> None:
         """Allow requests to be sent again whose credentials or address were refused."""
@@ -67,6 +70,15 @@ class AttemptTable:
     def __contains__(self, ref: BundleRef) -> bool:
         with self._lock:
             return ref in self._known
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no bundle was tried, in this process or an earlier one, that is not resolved."""
+        return not self._known and not len(self._undelivered.retries)
+
+    def is_due(self, ref: BundleRef) -> bool:
+        """Return whether a bundle may be tried now, after failures in an earlier process."""
+        return self._undelivered.retries.wait_s(ref) <= SOON_S
 
     def get(self, ref: BundleRef) -> Attempts:
         """Return the attempts of a bundle, or a new object that is not added to the table."""

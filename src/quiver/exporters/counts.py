@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 from quiver.clock import Clock
 from quiver.delivery.exporter_stats import ExporterStats
@@ -43,14 +44,18 @@ class ExporterCounts:
         """Return how many requests ended with *outcome*."""
         return self._requests[outcome]
 
-    def answered(self, signal: str, request: bytes, reply: Reply) -> None:
-        """Count a request by its reply."""
+    def answered(self, signal: str, request: bytes, reply: Reply, *, parts: Sequence[bytes] = ()) -> None:
+        """
+        Count a request by its reply.
+
+        *parts* are the requests that it combines. Their rows are counted faster than those of the complete request.
+        """
         if reply.outcome == "retry":
             self._count("retried", signal, reply.reason)
             if reply.reason != "CLOSED":  # the sender was closed, which does not count as an attempt
                 self._stats.failed("denied" if reply.is_denied else "unavailable", _joined(reply.reason, reply.message))
         elif reply.outcome == "confirmed":
-            self._confirmed(signal, request, reply)
+            self._confirmed(signal, request, reply, parts or (request,))
         elif reply.is_too_large:
             self._count("divided", signal, reply.reason)
             self._log("quiver.exporter.divided", reply.reason, signal=signal, message=reply.message)
@@ -72,10 +77,11 @@ class ExporterCounts:
         self._count("refused", signal, reason)
         self._log("quiver.exporter.refused", reason, signal=signal, message=message)
 
-    def _confirmed(self, signal: str, request: bytes, reply: Reply) -> None:
+    def _confirmed(self, signal: str, request: bytes, reply: Reply, parts: Sequence[bytes]) -> None:
         self._count("confirmed", signal, reply.reason)
-        measured = measure_request(request, signal)
-        rows = 0 if isinstance(measured, Damage) else max(measured.rows - reply.rejected_items, 0)
+        measured = (measure_request(part, signal) for part in parts)
+        rows = sum(size.rows for size in measured if not isinstance(size, Damage))
+        rows = max(rows - reply.rejected_items, 0)
         exporter = self._exporter
         self._stats.delivered(rows, len(request))
         if reply.rejected_items:

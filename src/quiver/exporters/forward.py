@@ -50,7 +50,7 @@ from quiver.exporters.reply import Reply
 from quiver.exporters.requests import bundle_of, requests_of
 from quiver.exporters.settings import RequestSizes
 from quiver.exporters.size_limit import SizeLimit
-from quiver.exporters.taken import CombinedRequest, TakenBundle, combined
+from quiver.exporters.taken import BundleTaker, CombinedRequest, TakenBundle, acknowledge, combined
 from quiver.lazy_names import renamed_keyword
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.backoff import Backoff
@@ -131,6 +131,7 @@ class BundleForwarder:
         self._condition = threading.Condition(threading.Lock())
         self._claim_lock = threading.Lock()  # only one thread at a time claims bundles
         self._attempts = AttemptTable(source, self._undelivered, self._counts.local_problem)
+        self._taker = BundleTaker(source, self._attempts)
         self._in_flight = 0
         self._problem = ""
         self._halted = ""
@@ -317,85 +318,66 @@ class BundleForwarder:
 
     def _take_some(self, timeout: float) -> list[TakenBundle]:
         """Claim a bundle; to combine small ones, claim more until the batch is large enough or its delay is over."""
-        first = self._take(timeout)
+        # While the destination is down, a single bundle probes it. Prefer one that was not tried before: another may
+        # fail because of its own data.
+        first = self._taker.take(timeout, prefer_new=self._breaker.is_down)
         if first is None:
             return []
+        self._begin(1)
         bundles = [first]
-        if not self._sizes.batch_bytes_min or self._breaker.is_down or first.handle.ref in self._attempts:
+        if not self._sizes.batch_bytes_min or self._breaker.is_down or first.ref in self._attempts:
             return bundles
         deadline = self._clock.monotonic() + self._sizes.batch_delay_s_max
-        size = self._read(first)
+        first.read()
+        size = first.nbytes
         try:
             while first.requests and size < self._sizes.batch_bytes_min and len(bundles) < COMBINED_MAX:
                 before = self._clock.monotonic()
                 wait_s = 0.0 if self._draining or self._stopped else min(max(deadline - before, 0.0), POLL_S)
-                more = self._take(wait_s, only_new=True)
-                if more is not None:
-                    bundles.append(more)
-                    size += self._read(more)
-                elif not wait_s or self._clock.monotonic() == before:
-                    break  # the delay is over, or a failed bundle is due, which is sent individually
+                missing = self._sizes.batch_bytes_min - size
+                count = min(-(-missing * len(bundles) // size), COMBINED_MAX - len(bundles))
+                more = self._taker.take_run(count, wait_s, bytes_max=missing)
+                self._begin(len(more or ()))
+                bundles += more or ()
+                size += sum(bundle.nbytes for bundle in more or ())
+                if more is None or (not more and (not wait_s or self._clock.monotonic() == before)):
+                    break  # a failed bundle is due, which is sent individually, or the delay is over
         except (QuiverError, OSError) as error:
             self._counts.local_problem(str(error))  # the bundles claimed before are sent
         return bundles
 
-    def _take(self, timeout: float, *, only_new: bool = False) -> TakenBundle | None:
-        """Claim one bundle that is due; with *only_new*, one that was not tried before."""
+    def _begin(self, count: int) -> None:
         with self._condition:
-            # While the destination is down, a single bundle probes it. Prefer one that was not tried before: another
-            # may fail because of its own data.
-            count = len(self._attempts) + 1 if self._breaker.is_down or only_new else 1
-        while handles := self._source.next_bundles(count, timeout):
-            ready = [one for one in handles if not self._attempts.postpone(one)]
-            if ready:
-                break
-        else:
-            return None
-        new = next((one for one in ready if one.ref not in self._attempts), None)
-        chosen = None if new is None and only_new else new or ready[0]
-        with self._condition:
-            if chosen is not None:
-                self._breaker.probing(self._clock.monotonic())
-                self._in_flight += 1
-        for other in ready:
-            if other is not chosen:
-                with other:
-                    pass  # leaving it undecided makes it pending again
-        return None if chosen is None else TakenBundle(chosen, self._attempts.get(chosen.ref))
-
-    @staticmethod
-    def _read(bundle: TakenBundle) -> int:
-        """
-        Read a bundle to be combined and return its size.
-
-        If it cannot be read, it is sent individually, which reports the error.
-        """
-        with contextlib.suppress(QuiverError, OSError):
-            bundle.requests = requests_of(bundle.handle.bundle)
-        return bundle.nbytes
+            self._breaker.probing(self._clock.monotonic())
+            self._in_flight += count
 
     # ── one bundle, or several ───────────────────────────────────────────────────────────────────────
 
     def _forward(self, bundles: Sequence[TakenBundle]) -> None:
-        alone: Sequence[TakenBundle] = bundles
+        alone = bundles
         try:
             if len(bundles) > 1:
                 alone = self._send_combined(bundles)
         except Exception as error:  # noqa: BLE001 - a bug in a sender must not end the thread
             self._counts.local_problem(f"{type(error).__name__}: {error}")
-        for bundle in bundles:
+        self._end(len(bundles) - len(alone))
+        for bundle in alone:
             try:
-                if bundle in alone:
-                    self._forward_alone(bundle)
+                self._forward_alone(bundle)
             finally:
-                with self._condition:
-                    self._in_flight -= 1
-                    if not self._in_flight:
-                        self._condition.notify_all()
+                self._end(1)
+
+    def _end(self, count: int) -> None:
+        with self._condition:
+            self._in_flight -= count
+            if not self._in_flight:
+                self._condition.notify_all()
 
     def _send_combined(self, bundles: Sequence[TakenBundle]) -> Sequence[TakenBundle]:
         """
-        Send the requests of *bundles* that can be combined. Return the bundles to settle individually.
+        Send the requests of *bundles* that can be combined, and acknowledge the bundles that are confirmed by that.
+
+        Return the bundles to settle individually.
 
         A refused combined request does not show which bundle is refused, so its bundles are sent individually. After a
         combined request that must be retried later, nothing more is sent.
@@ -411,8 +393,21 @@ class BundleForwarder:
             self._limit.accepted(len(request.data))
             for bundle, number in request.members:
                 bundle.attempts.of(number).settle(0, ALL_RECORDS)
-            self._answered(request.signal, request.data, reply)
-        return bundles
+            self._answered(request.signal, request.data, reply, parts=request.parts)
+        confirmed: list[TakenBundle] = []
+        others: list[TakenBundle] = []
+        for bundle in bundles:
+            (confirmed if bundle.is_confirmed else others).append(bundle)
+        try:
+            acknowledge(confirmed, others)
+        except (StoreClosedError, UnknownSubscriberError):
+            return others  # the confirmed ones are delivered again if the subscriber still exists
+        except BundleUnavailableError:
+            pass  # the subscriber was released: nothing is left to decide
+        if not self._attempts.is_empty:
+            for bundle in confirmed:
+                self._attempts.remove(bundle.ref)
+        return others
 
     def _combined_failed(
         self, bundles: Sequence[TakenBundle], request: CombinedRequest, reply: Reply
@@ -421,7 +416,7 @@ class BundleForwarder:
         failed = {bundle: None for bundle, _ in request.members}
         for number, bundle in enumerate(failed):
             with contextlib.suppress(BundleUnavailableError, StoreClosedError, UnknownSubscriberError):
-                self._attempts.add(bundle.handle.ref, bundle.attempts)
+                self._attempts.add(bundle.ref, bundle.attempts)
                 self._defer(bundle, reply, is_one_more=number > 0)
         self._attempts.save()
         settled = []
@@ -433,16 +428,15 @@ class BundleForwarder:
                 continue
             with contextlib.suppress(BundleUnavailableError, StoreClosedError, UnknownSubscriberError), bundle.handle:
                 # Leaving it undecided makes it pending again.
-                self._attempts.add(bundle.handle.ref, bundle.attempts)
+                self._attempts.add(bundle.ref, bundle.attempts)
         return settled
 
     def _forward_alone(self, bundle: TakenBundle) -> None:
-        handle = bundle.handle
         try:
             self._settle(bundle)
         except BundleUnavailableError:
             # The store dropped it by policy, or the subscriber was released: nothing is left to decide.
-            self._attempts.remove(handle.ref)
+            self._attempts.remove(bundle.ref)
         except (StoreClosedError, UnknownSubscriberError):
             pass  # it is delivered again if the subscriber still exists
         except Exception as error:  # noqa: BLE001 - a bug here or in a sender must not end the thread
@@ -464,7 +458,7 @@ class BundleForwarder:
             content = None if isinstance(error, CorruptionError) else handle.bundle
             self._failed(handle, Permanent(kind, str(error)), lambda: content)
             return
-        self._attempts.add(bundle.handle.ref, bundle.attempts)
+        self._attempts.add(bundle.ref, bundle.attempts)
         attempts = bundle.attempts
         for number, (signal, request) in enumerate(requests):
             batch_id = f"{self._origin}/{handle.ref}/{number}" if self._origin else ""
@@ -487,9 +481,9 @@ class BundleForwarder:
         """Return the unconfirmed part of a bundle."""
         return bundle_of(bundle.handle.bundle, bundle.requests or (), bundle.attempts.requests)
 
-    def _answered(self, signal: str, request: bytes, reply: Reply) -> None:
+    def _answered(self, signal: str, request: bytes, reply: Reply, *, parts: Sequence[bytes] = ()) -> None:
         """Record an answer that settles a request. Whether confirmed or refused, the destination is up."""
-        self._counts.answered(signal, request, reply)
+        self._counts.answered(signal, request, reply, parts=parts)
         with self._condition:
             self._problem = ""
             was_down = self._breaker.succeeded()
@@ -557,7 +551,7 @@ class BundleForwarder:
     def _defer_unread(self, bundle: TakenBundle, reason: str, error: Exception) -> None:
         """Defer a bundle that could not be read. It does not count as an attempt or as a failure of the destination."""
         self._counts.unread(reason, str(error))
-        self._attempts.add(bundle.handle.ref, bundle.attempts)
+        self._attempts.add(bundle.ref, bundle.attempts)
         with self._condition:
             bundle.attempts.read_failures += 1
             delay_s = self._undelivered.policy.delay_s(bundle.attempts.read_failures, self._random)

@@ -54,6 +54,11 @@ class RequestProgress:
         """Whether the request was settled without splitting."""
         return (0, ALL_RECORDS) in (*self.confirmed, *self.refused)
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the request was confirmed without splitting."""
+        return (0, ALL_RECORDS) in self.confirmed
+
     def open_ranges(self, records: int) -> list[Range]:
         """Return the ranges that are not settled of a request with *records* records, ascending."""
         return _gaps((*self.confirmed, *self.refused), records)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.exporters.reply import Reply
 
-__all__ = ["ForwardedHandle", "Lag", "RequestSender", "Source"]
+__all__ = ["ForwardedHandle", "ForwardedRun", "Lag", "RequestSender", "Source"]
 
 
 class ForwardedHandle(Protocol):
@@ -39,6 +39,35 @@ class ForwardedHandle(Protocol):
     ) -> None: ...
 
 
+class ForwardedRun(Protocol):
+    """Consecutive bundles of one segment that are claimed as one; `quiver.BundleRun` is one."""
+
+    @property
+    def segment(self) -> int:
+        """The number of the segment."""
+
+    @property
+    def first(self) -> int:
+        """The position of the first bundle."""
+
+    @property
+    def last(self) -> int:
+        """The position of the last bundle."""
+
+    @property
+    def unreadable(self) -> tuple[int, ...]:
+        """The positions of bundles that could not be read; `split` returns a handle for them, too."""
+
+    def __iter__(self) -> Iterator[tuple[int, Bundle]]:
+        """Iterate over position and bundle of those that are not decided."""
+
+    def split(self, position: int) -> ForwardedHandle:
+        """Take one bundle out of the run and return its handle."""
+
+    def ack(self, *, through: int | None = None) -> None:
+        """Acknowledge the bundles that are not decided, up to the position *through*."""
+
+
 class Lag(Protocol):
     """How far a source is behind; `quiver.SubscriberLag` is one."""
 
@@ -60,6 +89,9 @@ class Source(Protocol):
 
     def next_bundles(self, count: int, timeout: float | None = None) -> Sequence[ForwardedHandle]:
         """Claim up to *count* bundles, waiting up to *timeout* seconds for the first."""
+
+    def next_run(self, count_max: int, timeout: float | None = None) -> ForwardedRun | None:
+        """Claim up to *count_max* consecutive bundles, waiting up to *timeout* seconds for the first."""
 
     def pending_bundles_in_range(self, first_segment: int, last_segment: int) -> Sequence[BundleRef]:
         """Return the unresolved, unclaimed bundles of the segments *first_segment* to *last_segment*."""

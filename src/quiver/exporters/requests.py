@@ -23,15 +23,16 @@ def requests_of(bundle: Bundle) -> list[tuple[str, bytes]]:
     """
     found: list[tuple[str, bytes]] = []
     known: set[int] = set()
+    batches = bundle.batches
     for signal, slot in OTLP_SLOTS.items():
-        if slot not in bundle:
+        batch = batches.get(slot)
+        if batch is None:
             continue
-        batch = bundle[slot]
         if schema_fingerprint(batch.schema) != OTLP_FINGERPRINT:
             raise InvalidBundleError(f"slot {slot} does not hold OTLP requests, but {batch.schema.to_string()}")
         found += [(signal, data) for data in batch.column(0).to_pylist() if data]
         known.add(slot)
-    rest = [slot for slot in bundle.slots if slot not in known]
+    rest = [slot for slot in batches if slot not in known]
     if rest:
         signals = bundle.adapter.signals_of(rest)
         if not signals:

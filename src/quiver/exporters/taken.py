@@ -1,5 +1,5 @@
 """
-Bundles claimed from a subscriber, and combination of small requests into larger ones.
+Claiming bundles of a subscriber, one by one or in runs, and combination of small requests into larger ones.
 
 The concatenation of two OTLP requests of one signal is a request with the records of both. It is confirmed or refused
 as one. Each of its bundles is acknowledged when all of the bundle's own requests are confirmed.
@@ -7,37 +7,194 @@ as one. Each of its bundles is acknowledged when all of the bundle's own request
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
 
-from quiver.bundle import OTLP_SLOTS
-from quiver.exporters.attempts import Attempts
-from quiver.exporters.ports import ForwardedHandle
+from quiver.bundle import OTLP_SLOTS, BundleRef
+from quiver.errors import InvariantError, QuiverError
+from quiver.exporters.attempts import Attempts, AttemptTable
+from quiver.exporters.ports import ForwardedHandle, ForwardedRun, Source
+from quiver.exporters.requests import requests_of
 
-__all__ = ["CombinedRequest", "TakenBundle", "combined"]
+__all__ = ["BundleTaker", "CombinedRequest", "TakenBundle", "acknowledge", "combined"]
 
 
-@dataclass(slots=True, eq=False)
 class TakenBundle:
     """
     A claimed bundle.
 
-    Attributes:
-        handle: the claim.
+    Args:
+        ref: its address.
         attempts: its earlier attempts.
+        handle: its claim.
+        run: the run that it is part of, if it has no claim of its own.
+
+    Attributes:
         requests: signal and bytes of each of its requests; None before they are needed, or if it could not be read.
+        run: the run that it is part of; None if it has a claim of its own.
     """
 
-    handle: ForwardedHandle
-    attempts: Attempts
-    requests: list[tuple[str, bytes]] | None = None
+    __slots__ = ("_handle", "attempts", "ref", "requests", "run")
+
+    def __init__(
+        self,
+        ref: BundleRef,
+        attempts: Attempts,
+        *,
+        handle: ForwardedHandle | None = None,
+        run: ForwardedRun | None = None,
+    ) -> None:
+        self.ref = ref
+        self.attempts = attempts
+        self.requests: list[tuple[str, bytes]] | None = None
+        self.run = run
+        self._handle = handle
+
+    @property
+    def handle(self) -> ForwardedHandle:
+        """
+        Its handle. A bundle of a run is split off on first access.
+
+        Raises:
+            BundleUnavailableError: the run has no claim on it any more.
+            StoreClosedError: the store was closed.
+            UnknownSubscriberError: the subscriber was unregistered.
+        """
+        if self._handle is None:
+            if self.run is None:
+                raise InvariantError(f"bundle {self.ref} was taken without a claim")
+            self._handle = self.run.split(self.ref.index)
+            self.run = None
+        return self._handle
+
+    def read(self) -> None:
+        """
+        Read the bundle, to combine its requests with others.
+
+        If it cannot be read, it has no requests and is sent individually, which reports the error.
+        """
+        with contextlib.suppress(QuiverError, OSError):
+            self.requests = requests_of(self.handle.bundle)
 
     @property
     def nbytes(self) -> int:
         """The size of its requests; 0 if unknown."""
         return sum(len(request) for _, request in self.requests or ())
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether all of its requests were confirmed."""
+        requests, of = self.requests, self.attempts.of
+        return bool(requests) and all(of(number).is_confirmed for number in range(len(requests or ())))
+
+
+class BundleTaker:
+    """
+    Claims the bundles of a subscriber for a forwarder. For one thread at a time.
+
+    Args:
+        source: the subscriber.
+        attempts: the bundles that were tried and are not resolved.
+    """
+
+    def __init__(self, source: Source, attempts: AttemptTable) -> None:
+        self._source = source
+        self._attempts = attempts
+
+    def take(self, timeout: float, *, prefer_new: bool = False) -> TakenBundle | None:
+        """
+        Claim one bundle that is due, waiting up to *timeout* seconds; None if there is none.
+
+        With *prefer_new*, one that was not tried before, if there is one.
+        """
+        count = len(self._attempts) + 1 if prefer_new else 1
+        while handles := self._source.next_bundles(count, timeout):
+            ready = [one for one in handles if not self._attempts.postpone(one)]
+            if ready:
+                break
+        else:
+            return None
+        chosen = next((one for one in ready if one.ref not in self._attempts), ready[0])
+        for other in ready:
+            if other is not chosen:
+                with other:
+                    pass  # leaving it undecided makes it pending again
+        return TakenBundle(chosen.ref, self._attempts.get(chosen.ref), handle=chosen)
+
+    def take_run(self, count_max: int, timeout: float, *, bytes_max: int) -> list[TakenBundle] | None:
+        """
+        Claim and read consecutive bundles that were not tried before, until they have *bytes_max* bytes.
+
+        The last one is a bundle that could not be read, if there is one.
+
+        Returns:
+            The bundles; none after the timeout. None if all that was found is a bundle that failed before and is due.
+        """
+        run = self._source.next_run(count_max, timeout)
+        if run is None:
+            return []
+        left = dict.fromkeys(range(run.first, run.last + 1))
+        is_one_due = False
+        if not self._attempts.is_empty:
+            for position in list(left):
+                ref = BundleRef(run.segment, position)
+                if ref in self._attempts or not self._attempts.is_due(ref):
+                    del left[position]
+                    with run.split(position) as handle:  # leaving it undecided makes it pending again
+                        is_one_due |= not self._attempts.postpone(handle)
+        taken = self._read(run, bytes_max) if left else []
+        for bundle in taken:
+            del left[bundle.ref.index]
+        for position in left:
+            with run.split(position):
+                pass
+        return None if is_one_due and not taken else taken
+
+    def _read(self, run: ForwardedRun, bytes_max: int) -> list[TakenBundle]:
+        taken: list[TakenBundle] = []
+        size = 0
+        try:
+            for position, bundle in run:
+                one = self._part(run, position)
+                # If it cannot be converted, it is sent individually, which reports the error.
+                with contextlib.suppress(QuiverError):
+                    one.requests = requests_of(bundle)
+                taken.append(one)
+                size += one.nbytes
+                if size >= bytes_max:
+                    break
+        except (QuiverError, OSError):
+            taken += [self._part(run, position) for position in run.unreadable]
+        return taken
+
+    def _part(self, run: ForwardedRun, position: int) -> TakenBundle:
+        ref = BundleRef(run.segment, position)
+        return TakenBundle(ref, self._attempts.get(ref), run=run)
+
+
+def acknowledge(confirmed: Iterable[TakenBundle], others: Iterable[TakenBundle]) -> None:
+    """
+    Acknowledge *confirmed*, those of a run with one call. *others* are the other bundles that were taken with them.
+
+    Raises:
+        BundleUnavailableError: the subscriber was released; the bundles will be delivered again.
+        StoreClosedError: the store was closed; the bundles will be delivered again.
+        UnknownSubscriberError: the subscriber was unregistered.
+    """
+    for bundle in others:
+        # A run acknowledges everything that it still claims, so what is not confirmed must leave it first.
+        _ = bundle.handle
+    runs: dict[int, tuple[ForwardedRun, int]] = {}
+    for bundle in confirmed:
+        if bundle.run is None:
+            bundle.handle.ack()
+        else:
+            runs[id(bundle.run)] = bundle.run, bundle.ref.index
+    for run, last in runs.values():
+        run.ack(through=last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +213,14 @@ class CombinedRequest:
     members: tuple[tuple[TakenBundle, int], ...]
 
     @property
+    def parts(self) -> list[bytes]:
+        """The requests that were combined."""
+        return [taken.requests[number][1] for taken, number in self.members if taken.requests is not None]
+
+    @property
     def batch_id(self) -> str:
         """An id that depends only on the combined requests and their order."""
-        names = ",".join(f"{taken.handle.ref}/{number}" for taken, number in self.members)
+        names = ",".join(f"{taken.ref}/{number}" for taken, number in self.members)
         return f"combined/{blake3(names.encode()).hexdigest(16)}"
 
 

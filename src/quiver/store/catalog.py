@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from quiver.bundle import Adapter, Bundle, BundleRef
 from quiver.errors import BundleUnavailableError, CorruptionError
@@ -40,7 +40,7 @@ READ_AHEAD_MAX = 256
 PLACES_MAX = 16
 """The number of places in a segment from which bundles are read in sequence."""
 
-_Latest = tuple[int, SegmentReader, dict[int, Iterator[Bundle]]]
+_Latest = tuple[int, SegmentReader, dict[int, Generator[Bundle]]]
 """The segment that was read last, verified: its number, its reader, and what reads the bundles from some indices on.
 Bundles of one segment are usually read in sequence."""
 
@@ -155,6 +155,9 @@ class Catalog:
         latest = self._latest
         if latest is None or latest[0] != seq:
             latest = self._look_at(seq)
+        following = latest[2].pop(first, None)
+        if following is not None:
+            following.close()  # a single bundle was read before: this continues where it returned
         return latest[1].bundles(first, end, self._adapter)
 
     def _look_at(self, seq: int) -> _Latest:

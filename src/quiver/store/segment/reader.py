@@ -16,7 +16,7 @@ import posixpath
 import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import repeat, starmap
 from typing import Any
@@ -215,7 +215,7 @@ class SegmentReader:
         places.sort(key=slot_ids.__getitem__)  # ours are ascending; other engines write them in any order
         return {slot_ids[at]: self.batch(stream_ids[at], chunks[at], columns) for at in places}
 
-    def bundles(self, first: int, end: int, adapter: Adapter) -> Iterator[Bundle]:
+    def bundles(self, first: int, end: int, adapter: Adapter) -> Generator[Bundle]:
         """
         Yield the bundles *first* to *end* (excluded), each read when it is due.
 
