@@ -1,12 +1,12 @@
 """
 What the size of requests costs an OTLP exporter: requests as they were received, combined, and divided.
 
-A store holds the same records three times over: as small requests of twelve records, sent as they are and combined to
-256 KiB, and as requests of 6 MiB, which a gRPC server with default limits refuses, divided to 4 MiB. A forwarder with
-four threads sends them to a gRPC server that confirms at once, with default limits, in a process of its own. Measured
-is the time from the first request to the last acknowledgement.
+A store holds the same records three times over: as small requests of twelve records (or `--rows`), sent as they are
+and combined to 256 KiB, and as requests of 6 MiB, which a gRPC server with default limits refuses, divided to 4 MiB. A
+forwarder with four threads sends them to a gRPC server that confirms at once, with default limits, in a process of its
+own. Measured is the time from the first request to the last acknowledgement, and the processor time of this process.
 
-    .venv/bin/python bench/forward.py [--rounds N] [--quick] [--write docs/benchmarks.md]
+    .venv/bin/python bench/forward.py [--rows N] [--rounds N] [--quick] [--write docs/benchmarks.md]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import grpc
@@ -34,8 +34,6 @@ from quiver.observe import InMemoryObserver
 from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds_of_several
 from telemetry import log_request
 
-FLOOR = "12 records each, as received"
-SMALL_ROWS = 12
 LARGE_ROWS = 16_000
 AT_ONCE = 4
 DONE_S = 120.0
@@ -81,26 +79,27 @@ def contender(requests: list[bytes], sizes: RequestSizes) -> Callable[[Path], di
                 batch = pa.record_batch([pa.array([request], pa.binary())], schema=OTLP_SCHEMA)
                 store.ingest(quiver.Bundle({OTLP_SLOTS["logs"]: batch}))
             store.seal()
-            started = perf_counter()
+            started, spent = perf_counter(), process_time()
             with BundleForwarder(source, sender, sizes=sizes, in_flight_max=AT_ONCE, observer=observer) as forwarder:
                 if not forwarder.drained(DONE_S):
                     raise SystemExit(f"not all was sent: {forwarder.state()}")
-                seconds = perf_counter() - started
+                seconds, spent = perf_counter() - started, process_time() - spent
         total = observer.total
         return {
             "requests/s": total("quiver.exporter.batches_total") / seconds,
             "MB/s": total("quiver.exporter.bytes_total") / seconds / 1e6,
             "records/s": total("quiver.exporter.rows_total") / seconds,
+            "µs of processor time a bundle": spent / len(requests) * 1e6,
         }
 
     return run
 
 
-def table(found: dict[str, dict[str, Result]]) -> list[str]:
+def table(found: dict[str, dict[str, Result]], floor: str) -> list[str]:
     lines = []
     for figure, results in found.items():
         for name, result in results.items():
-            median, low, high = ratios(result, results[FLOOR])
+            median, low, high = ratios(result, results[floor])
             lines.append(
                 f"| {figure} | {name} | {median:.2f} | {low:.2f} to {high:.2f} | {result.median:,.0f} | "
                 f"{noise(result):.0%} |"
@@ -111,6 +110,7 @@ def table(found: dict[str, dict[str, Result]]) -> list[str]:
 def main() -> None:
     parser = BenchParser(__doc__, quick=Quick(share=12))
     parser.add_argument("--records", type=int, default=192_000, help="how many each contender sends")
+    parser.add_argument("--rows", type=int, default=12, help="records in a small request")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.options()
     if options.serve:
@@ -118,12 +118,13 @@ def main() -> None:
         return
     records = options.records // options.share
     # A hundred different requests are as good as thousands, and sooner made.
-    made = [log_request(seed, SMALL_ROWS) for seed in range(100)]
-    small = [made[number % len(made)] for number in range(records // SMALL_ROWS)]
+    made = [log_request(seed, options.rows) for seed in range(100)]
+    small = [made[number % len(made)] for number in range(records // options.rows)]
     large = [log_request(0, LARGE_ROWS)] * (records // LARGE_ROWS)
+    floor = f"{options.rows} records each, as received"
     contenders = {
-        FLOOR: contender(small, RequestSizes()),
-        "12 records each, combined to 256 KiB": contender(small, RequestSizes(batch_bytes_min=256 * 1024)),
+        floor: contender(small, RequestSizes()),
+        f"{options.rows} records each, combined to 256 KiB": contender(small, RequestSizes(batch_bytes_min=256 * 1024)),
         "16,000 records each, divided to 4 MiB": contender(large, RequestSizes()),
     }
     with tempfile.TemporaryDirectory(prefix="bench-forward-", dir=Path.cwd()) as scratch:
@@ -131,10 +132,10 @@ def main() -> None:
     report = Report(
         "forward",
         f"Measured by `bench/forward.py` ({machine()}; {options.rounds} rounds of {records:,} records). A ratio is to "
-        f"*{FLOOR}* in the same round.",
+        f"*{floor}* in the same round.",
         "figure", "requests", "ratio", "lowest to highest", "median", "own swing",
     )  # fmt: skip
-    report.add(table(found))
+    report.add(table(found, floor))
     report.finish(options.write)
 
 

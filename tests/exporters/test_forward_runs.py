@@ -317,7 +317,7 @@ def test_what_is_acknowledged_was_confirmed_or_refused(kinds, answers, refused, 
         assert bad <= refused
         if not disks:
             return
-        # The process died before one of the sends. What was settled by then need not be sent again, all other must be.
+        # The process died before one of the sends. Everything that was not settled by then must be sent.
         store.store.close()
         confirmed.clear()
         bad.clear()
