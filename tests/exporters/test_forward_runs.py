@@ -166,9 +166,9 @@ def test_failed_bundles_in_the_middle_of_a_run_are_sent_individually_when_they_a
     handles = [store.source.next_bundle(timeout=0) for _ in range(2)]
     store.seal(*map(small, range(2, 5)))
     for handle in handles[1:]:
-        handle.defer()
+        handle.nack()
     store.run()  # 1 to 4 fail together
-    handles[0].defer()
+    handles[0].nack()
     store.seal(*map(small, range(5, 9)))
     store.clock.advance(10.0)
     store.run()
