@@ -34,20 +34,20 @@ def in_a_clean_process(test: Callable[..., None]) -> Callable[..., None]:
         process = PROCESSES.Process(target=_call, args=(test.__module__, test.__name__, fixtures, theirs))
         process.start()
         theirs.close()
-        said = "it did not end in time, or left a child that has not"
+        text = "it did not end in time, or left a child that has not"
         try:
             if ours.poll(PATIENCE_S):
-                said = ours.recv()
+                text = ours.recv()
         except EOFError:
-            said = "it ended without a result"
+            text = "it ended without a result"
         finally:
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 process.kill()
             process.join()
-        if said:
-            pytest.fail(said, pytrace=False)
+        if text:
+            pytest.fail(text, pytrace=False)
 
     return run
 

@@ -31,8 +31,8 @@ def root(tmp_path):
 
 
 def states(root, *words) -> dict[int, str]:
-    told = json.loads(run("segments", "list", root, "--json", *words))
-    return {one["segment"]: one["state"] for one in told["segments"]}
+    result = json.loads(run("segments", "list", root, "--json", *words))
+    return {one["segment"]: one["state"] for one in result["segments"]}
 
 
 def test_seal_and_flush_work_without_a_writer(root):
@@ -98,10 +98,10 @@ def test_segments_deletes_the_oldest_first(root, tmp_path):
     assert "--force" in run("segments", "delete", root, 0, code=2)
     assert "hole" in run("segments", "delete", root, 1, "--force", code=2)
     assert "no sealed segment 9" in run("segments", "delete", root, 9, "--force", code=2)
-    told = json.loads(run("segments", "delete", root, 0, "--force", "--json"))
-    assert told == {"log": "orders", "deleted": [0], "objects_left": 1}
-    told = json.loads(run("segments", "delete", root, 1, "--force", "--json", "--objects", tmp_path / "cold"))
-    assert told["objects_left"] == 0
+    result = json.loads(run("segments", "delete", root, 0, "--force", "--json"))
+    assert result == {"log": "orders", "deleted": [0], "objects_left": 1}
+    result = json.loads(run("segments", "delete", root, 1, "--force", "--json", "--objects", tmp_path / "cold"))
+    assert result["objects_left"] == 0
     assert list(states(root)) == [2, 3, 4]
     assert len([one for one in (tmp_path / "cold").rglob("*.zst") if one.is_file()]) == 2
     assert "sound" in run("verify", root)

@@ -43,8 +43,8 @@ def run(*words: object, code: int = 0) -> str:
 def test_dump_prints_tables_or_json(root):
     """Tables for human readers, then one line of JSON."""
     text = run("dump", "--root", root)
-    told = json.loads(text.splitlines()[-1])
-    (orders, quiet) = told["logs"]
+    result = json.loads(text.splitlines()[-1])
+    (orders, quiet) = result["logs"]
     assert (orders["name"], orders["tier0"]["segments"], orders["tier0"]["sealed"]) == ("orders", 3, 2)
     assert orders["queues"] == {"seal": 0, "upload": 0, "delete": 0, "sink": 0}
     assert orders["tier1"]["residency"]["resident_in_tier0"] == 2
@@ -80,15 +80,15 @@ def test_a_missing_segment_is_reported(root):
 
 def test_inspect_describes_each_kind_of_file(root):
     """And a directory."""
-    told = {}
+    reported = {}
     for path in sorted((root / "orders").rglob("*")):
         if path.is_file() and path.suffix in {".seg", ".sealed", ".json"}:
             one = json.loads(run("inspect", path, "--json"))
-            told[one["kind"]] = one
+            reported[one["kind"]] = one
             assert one["sound"]
-    assert set(told) == {"aof segment", "aof pointer", "aof durability"}
-    assert told["aof segment"]["fields"]["records"] == 3
-    assert len(told["aof segment"]["tables"]["records"]) == 3
+    assert set(reported) == {"aof segment", "aof pointer", "aof durability"}
+    assert reported["aof segment"]["fields"]["records"] == 3
+    assert len(reported["aof segment"]["tables"]["records"]) == 3
     assert "segments of orders" in run("inspect", root)
     path = next((root / "orders" / "segments").glob("*.seg"))
     assert "sound" in run("inspect", path)
@@ -124,8 +124,8 @@ def test_tail_prints_lost_ranges(root):
     done = CliRunner().invoke(build_app(), ["aof", "tail", str(root), "--log", "orders"])
     assert done.exit_code == 1
     assert [line.rpartition("\t")[2] for line in done.stdout.splitlines()] == ["0.0", "0.1", "0.2", "2.1", "2.2"]
-    gone, damaged = done.stderr.splitlines()
-    assert "3 records from" in gone
+    removed, damaged = done.stderr.splitlines()
+    assert "3 records from" in removed
     assert f"records from {2 << 32 | 64} on are lost" in damaged
     paths[0].unlink()
     assert "is missing; the log continues with record" in run("tail", root, "--log", "orders", "--from", first, code=2)
@@ -146,8 +146,8 @@ def test_payloads_are_escaped(tmp_path):
 def test_evict_and_hydrate_move_a_segment(root):
     """Its file is removed and restored; records stay the same, and dump shows the residency."""
     before = run("tail", root, "--log", "orders")
-    told = json.loads(run("evict", root, 0, "--log", "orders", "--json"))
-    assert told == [{"segment": 0, "residency": "staged_for_tier0"}]
+    result = json.loads(run("evict", root, 0, "--log", "orders", "--json"))
+    assert result == [{"segment": 0, "residency": "staged_for_tier0"}]
     assert len(list((root / "orders" / "segments").glob("*.seg"))) == 2
     assert run("tail", root, "--log", "orders") == before
     assert "sound, 9 records" in run("verify", root)
@@ -186,8 +186,8 @@ def test_pending_uploads_of_a_live_writer_are_shown(tmp_path):
             log.append_record_with_timeout(b"%d" % number, 5)
             log.force_rollover(timeout=5)
             manager.maintain()
-        (told,) = json.loads(run("dump", root, "--json"))["logs"]
-        assert told["queues"]["upload"] == log.tiers.snapshot().upload_queue_depth == 2
+        (result,) = json.loads(run("dump", root, "--json"))["logs"]
+        assert result["queues"]["upload"] == log.tiers.snapshot().upload_queue_depth == 2
         assert "waiting to be uploaded" in " ".join(run("dump", root).split())
 
 
@@ -198,8 +198,12 @@ def test_committed_batches_of_sinks_are_shown(root):
     path.parent.mkdir(parents=True)
     path.write_bytes(commit)
     assert json.loads(run("dump", "--root", root, "--log", "orders", "--json"))["logs"][0]["queues"]["sink"] == 1
-    told = json.loads(run("inspect", path, "--json"))
-    assert (told["kind"], told["fields"]["parts"], told["tables"]["parts"][0]["records"]) == ("aof sink commit", 1, 2)
+    result = json.loads(run("inspect", path, "--json"))
+    assert (result["kind"], result["fields"]["parts"], result["tables"]["parts"][0]["records"]) == (
+        "aof sink commit",
+        1,
+        2,
+    )
     begun = path.with_name(begun_name(0))
     begun.write_bytes(encode_begun(BatchStep(0, 1, 2, 3)))
     assert json.loads(run("inspect", begun, "--json"))["fields"] == {
@@ -250,10 +254,10 @@ def test_damage_never_ends_in_a_traceback(root):
     random_bytes = random.Random(11)
     paths = [path for path in sorted((root / "orders").rglob("*")) if path.is_file()]
     for path in paths:
-        whole = path.read_bytes()
-        interesting = [*range(min(len(whole), 110)), *range(max(0, len(whole) - 96), len(whole))]
+        complete = path.read_bytes()
+        interesting = [*range(min(len(complete), 110)), *range(max(0, len(complete) - 96), len(complete))]
         for _ in range(2):
-            data = bytearray(whole)
+            data = bytearray(complete)
             if random_bytes.random() < 0.4:
                 del data[random_bytes.randrange(len(data) + 1) :]
             elif data:
@@ -263,5 +267,5 @@ def test_damage_never_ends_in_a_traceback(root):
                 done = CliRunner().invoke(build_app(), ["aof", *words])
                 assert done.exit_code in {0, 1}, (path, done.output)
             AOF_FILES.describe(str(path), memoryview(bytes(data)))
-        path.write_bytes(whole)
+        path.write_bytes(complete)
     assert "sound, 9 records" in run("verify", root)

@@ -48,8 +48,8 @@ def directory(request, tmp_path):
     for buffer in pipeline.buffers:
         fill(buffer.config.path, buffer.routes[0].name, request.param)
     root = str(tmp_path / "buffer.staged-out") + ("" if request.param is None else "/core_0")
-    with DeadLetters(root, "out", background=False) as letters:
-        letters.add(BundleRef(2, 0), bundle(), reason="HTTP 403")
+    with DeadLetters(root, "out", background=False) as dead_letters:
+        dead_letters.add(BundleRef(2, 0), bundle(), reason="HTTP 403")
     with RetrySet.open(REAL_FILES, root, "out") as retries:
         retries.failed(BundleRef(0, 0), delay_s=3600.0, reason="HTTP 503")
     (tmp_path / "buffer.staged-of-mine").mkdir()
@@ -89,8 +89,8 @@ def test_subscribers_of_companion_buffers_are_listed_and_dropped(directory, call
     assert call("subscribers", directory, "rewind", "out", "--to", "earliest").exit_code == 0
     assert call("subscribers", directory, "drop", "out").exit_code == 0
     assert "out" not in {one["subscriber"] for one in json.loads(call("subscribers", directory, "--json").output)}
-    gone = call("subscribers", directory, "drop", "out")
-    assert (gone.exit_code, "no subscriber 'out'" in gone.stderr) == (2, True)
+    removed = call("subscribers", directory, "drop", "out")
+    assert (removed.exit_code, "no subscriber 'out'" in removed.stderr) == (2, True)
 
 
 def test_a_subscriber_of_the_store_itself_is_dropped_first(directory, call):

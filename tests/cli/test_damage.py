@@ -48,29 +48,29 @@ def test_every_kind_of_file_is_covered(made_store):
 def test_a_flipped_byte_is_found(store_dir):
     """In any file, at any used offset: a finding with that path, and no exception."""
     for path in files_of(store_dir):
-        whole = path.read_bytes()
-        end = used(whole)
+        complete = path.read_bytes()
+        end = used(complete)
         for offset in range(0, end, max(1, end // 70)):
-            put(path, whole[:offset] + bytes([whole[offset] ^ 0x41]) + whole[offset + 1 :])
+            put(path, complete[:offset] + bytes([complete[offset] ^ 0x41]) + complete[offset + 1 :])
             report = check_store(REAL_FILES, str(store_dir))
             found = [finding for finding in report.findings if finding.path == str(path)]
             assert found, f"{path.name} at {offset}"
-            assert all(0 <= finding.offset <= len(whole) for finding in found)
-        put(path, whole)
+            assert all(0 <= finding.offset <= len(complete) for finding in found)
+        put(path, complete)
     assert not check_store(REAL_FILES, str(store_dir)).damaged
 
 
 def test_a_truncated_file_never_raises(store_dir):
     """Truncated anywhere, a file is reported as valid, torn or damaged."""
     for path in files_of(store_dir):
-        whole = path.read_bytes()
-        end = used(whole)
+        complete = path.read_bytes()
+        end = used(complete)
         for size in range(0, end, max(1, end // 40)):
-            put(path, whole[:size])
+            put(path, complete[:size])
             report = check_store(REAL_FILES, str(store_dir))
             if path.name != "quiver.wal" and not path.name.startswith("quiver.wal."):
                 assert any(finding.path == str(path) and finding.damaged for finding in report.findings), size
-        put(path, whole)
+        put(path, complete)
 
 
 def test_an_unreadable_segment_does_not_hide_others(store_dir):
@@ -89,10 +89,10 @@ def test_an_unreadable_segment_does_not_hide_others(store_dir):
 def test_the_commands_survive_damage(store_dir, name):
     """`verify`, `inspect` and `stats` on flipped and truncated files: a message or a table, exit code 0 or 1."""
     path = next(one for one in files_of(store_dir) if one.name == name or (name == "segment" and one.suffix == ".qseg"))
-    whole = path.read_bytes()
-    end = used(whole)
+    complete = path.read_bytes()
+    end = used(complete)
     for offset in sorted({9, end // 2, end - 1}):
-        for data in (whole[:offset], whole[:offset] + bytes([whole[offset] ^ 0xFF]) + whole[offset + 1 :]):
+        for data in (complete[:offset], complete[:offset] + bytes([complete[offset] ^ 0xFF]) + complete[offset + 1 :]):
             put(path, data)
             found = json.loads(call("verify", store_dir, "--json").output)
             damaged = [finding["path"] for finding in found["findings"] if finding["kind"] == "damaged"]
@@ -109,8 +109,8 @@ def test_the_commands_survive_damage(store_dir, name):
 def test_a_torn_tail_is_reported_but_is_not_damage(store_dir):
     """The last write before a crash: exit code 0."""
     path = store_dir / "wal" / "quiver.wal"
-    whole = path.read_bytes()
-    put(path, whole[: used(whole) - 3])
+    complete = path.read_bytes()
+    put(path, complete[: used(complete) - 3])
     result = call("verify", store_dir)
 
     assert result.exit_code == 0

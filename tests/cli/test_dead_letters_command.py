@@ -31,9 +31,9 @@ def directory(tmp_path):
     with quiver.open(root) as store:
         store.register("out", start="earliest")
         store.ingest(bundle_of(b""))
-    with DeadLetters(root, "out", background=False) as letters:
+    with DeadLetters(root, "out", background=False) as dead_letters:
         for index in range(3):
-            letters.add(BundleRef(2, index), bundle_of(b"x"), reason=f"HTTP 40{index}: [no]", attempts=index + 1)
+            dead_letters.add(BundleRef(2, index), bundle_of(b"x"), reason=f"HTTP 40{index}: [no]", attempts=index + 1)
     with RetrySet.open(REAL_FILES, root, "out") as retries:
         for _ in range(3):
             retries.failed(BundleRef(0, 0), delay_s=3600.0, reason="UNAVAILABLE: down")
@@ -90,8 +90,8 @@ def test_replay_delivers_and_drops(tmp_path, call, way):
     request.resource_logs.add().scope_logs.add().log_records.add().body.string_value = "late"
     root, far = str(tmp_path / "buffer"), tmp_path / "far"
     quiver.open(root).close()
-    with DeadLetters(root, "otlp_exporter", background=False) as letters:
-        letters.add(BundleRef(2, 0), bundle_of(request.SerializeToString()), reason="HTTP 403")
+    with DeadLetters(root, "otlp_exporter", background=False) as dead_letters:
+        dead_letters.add(BundleRef(2, 0), bundle_of(request.SerializeToString()), reason="HTTP 403")
     settings = OtlpSettings(listening_addr="127.0.0.1:0")
     with quiver.open(far) as store, OtlpGrpcReceiver(store, settings) as receiver:
         endpoint = f"http://127.0.0.1:{receiver.port}"
@@ -176,8 +176,8 @@ def test_damaged_dead_letters_are_reported(directory, call, where):
     if where == "segment":
         (damaged,) = store.glob("segments/*.qseg")
     else:
-        with DeadLetters(directory, "out", background=False) as letters:
-            letters.add(BundleRef(3, 0), bundle_of(b"late"), reason="HTTP 410")
+        with DeadLetters(directory, "out", background=False) as dead_letters:
+            dead_letters.add(BundleRef(3, 0), bundle_of(b"late"), reason="HTTP 410")
             damaged = Path(shutil.copytree(store, store.with_name("copy"))) / "wal" / "quiver.wal"
         shutil.rmtree(store)
         store.with_name("copy").rename(store)

@@ -63,10 +63,10 @@ def row(signal, *, confirmed=10, missing=0):
 def test_rows_exported_during_shutdown_are_not_a_problem(tmp_path):
     """A row that is missing when the demo ends, or that was never sent, is one."""
     course = Conductor(tmp_path, tmp_path / "p.yaml", DemoPlan(kills=()), report=print)
-    whole, short = [row(name) for name in SIGNALS], [row("logs", missing=3)]
+    complete, short = [row(name) for name in SIGNALS], [row("logs", missing=3)]
 
-    assert _problems(course, whole, ended=False, load_ended=True, code=0) == []
-    assert "nothing was exported for 90 s" in _problems(course, whole, ended=False, load_ended=False, code=0)[0]
+    assert _problems(course, complete, ended=False, load_ended=True, code=0) == []
+    assert "nothing was exported for 90 s" in _problems(course, complete, ended=False, load_ended=False, code=0)[0]
     late, gave_up = _problems(course, short, ended=False, load_ended=True, code=0)
     assert late == "logs: 3 not exported yet, 0 duplicated"
     assert gave_up.startswith("nothing was exported for 90 s")

@@ -51,4 +51,6 @@ def test_every_command_checks_its_paths():
     """Every parameter of type `Path` has the parser that refuses an empty path."""
     found = dict(paths_of(build_app()))
     assert len(found) > 30
-    assert [words for words, said in found.items() if not any(getattr(one, "parser", None) for one in said)] == []
+    assert [
+        words for words, reported in found.items() if not any(getattr(one, "parser", None) for one in reported)
+    ] == []

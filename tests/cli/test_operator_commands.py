@@ -101,9 +101,9 @@ def test_a_damaged_retry_set_is_reported_and_repaired(store_dir, call):
     damaged = store_dir / retry_set_name("slow")
     damaged.write_bytes(bytes(range(100)))
     listed = call("subscribers", store_dir, "--json")
-    told = {one["subscriber"]: one["retry_problem"] for one in json.loads(listed.output)}
-    assert (listed.exit_code, told["fast"]) == (1, None)
-    assert str(damaged) in told["slow"]
+    reported = {one["subscriber"]: one["retry_problem"] for one in json.loads(listed.output)}
+    assert (listed.exit_code, reported["fast"]) == (1, None)
+    assert str(damaged) in reported["slow"]
     assert "planned:" in call("repair", store_dir, "--dry-run").output
     assert damaged.read_bytes() == bytes(range(100))
     to_come = pending(store_dir, call)["slow"]
@@ -310,10 +310,10 @@ def test_a_damaged_snapshot_is_reported_and_refused(store_dir, tmp_path, call):
     assert (refused.exit_code, back.exists()) == (1, False)
     assert call("restore", copy, back, "--damaged-too").exit_code == 1
     assert len(numbers(back)) == 280
-    whole = copy / "quiver.snapshot"
-    whole.write_bytes(whole.read_bytes()[:-30])
+    complete = copy / "quiver.snapshot"
+    complete.write_bytes(complete.read_bytes()[:-30])
     assert call("restore", copy, tmp_path / "other").exit_code == 1
-    whole.unlink()
+    complete.unlink()
     assert call("restore", copy, tmp_path / "other").exit_code == 2
 
 

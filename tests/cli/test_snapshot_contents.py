@@ -80,8 +80,8 @@ def buffer(tmp_path):
         store.register("out", start="earliest")
         store.ingest(numbered(1))
         committed(root, 0, 2, 3)
-        with DeadLetters(str(root), "out", background=False) as letters:
-            letters.add(BundleRef(7, 0), otlp(b"x"), reason="HTTP 403")
+        with DeadLetters(str(root), "out", background=False) as dead_letters:
+            dead_letters.add(BundleRef(7, 0), otlp(b"x"), reason="HTTP 403")
         yield root
 
 
@@ -142,8 +142,8 @@ def pipeline(tmp_path):
             store.ingest(numbered(number))
             store.seal()
             store.ingest(numbered(number * 10))
-    with DeadLetters(str(data / "buffer.staged-out"), "out", background=False) as letters:
-        letters.add(BundleRef(2, 0), otlp(), reason="HTTP 403")
+    with DeadLetters(str(data / "buffer.staged-out"), "out", background=False) as dead_letters:
+        dead_letters.add(BundleRef(2, 0), otlp(), reason="HTTP 403")
     with RetrySet.open(REAL_FILES, str(data / "buffer.staged-out"), "out") as retries:
         retries.failed(BundleRef(0, 0), delay_s=3600.0, reason="HTTP 503")
     for name, buffer in (("store", "buffer.intake"), ("staged-out", "buffer"), ("files", "buffer")):
@@ -244,7 +244,7 @@ def test_checkpoints_are_verified(pipeline, call):
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             handle.ack()
         store.reclaim(1 << 30)
-    for store_id, position, said in (
+    for store_id, position, reported in (
         (identity, (99, 0), "ahead of the store"),
         ("22222222-2222-4222-8222-222222222222", (0, 0), "belongs to store"),
         (identity, ("x", 0), "needs integers"),
@@ -253,7 +253,7 @@ def test_checkpoints_are_verified(pipeline, call):
         checkpoint(place, store_id, 2, position)
         result = call("verify", file, *options)
         assert result.exit_code == 1
-        assert said in re.sub(r"\s+", " ", result.output)
+        assert reported in re.sub(r"\s+", " ", result.output)
 
 
 def test_companion_buffers_of_a_directory_are_restored(pipeline, tmp_path, call):
@@ -272,8 +272,8 @@ def test_companion_buffers_of_a_directory_are_restored(pipeline, tmp_path, call)
 def test_a_remote_checkpoint_is_listed_as_missing(pipeline, tmp_path, call):
     """It cannot be copied from here."""
     file, data = pipeline
-    told = file.read_text().replace('/parquet"', '/parquet", checkpoint: "s3://bucket/files"')
-    file.write_text(told)
+    reported = file.read_text().replace('/parquet"', '/parquet", checkpoint: "s3://bucket/files"')
+    file.write_text(reported)
     taken = call("snapshot", file, tmp_path / "copy", "--set", f"directory={data}")
     assert taken.exit_code == 1
     assert "the checkpoint s3://bucket/files of files is not on this machine" in re.sub(r"\s+", " ", taken.output)

@@ -76,8 +76,8 @@ def test_progress_is_shown_after_two_seconds():
         clock.advance(0.2)
         progress("b")
         progress("c")
-        said = to.getvalue()
-        assert said.startswith("\rreading: 2, 2 s, b")
+        output = to.getvalue()
+        assert output.startswith("\rreading: 2, 2 s, b")
         clock.advance(1)
         progress("d")
         assert "reading: 4, 3 s, d" in to.getvalue()
@@ -105,23 +105,23 @@ def test_progress_is_not_written_to_a_pipe():
 )
 def test_commands_that_read_a_complete_store_report_each_segment(made_store, tmp_path, call, monkeypatch, command):
     """So long commands show their progress."""
-    told = []
-    monkeypatch.setattr(ProgressDisplay, "__call__", lambda _, where: told.append(where))
+    reports = []
+    monkeypatch.setattr(ProgressDisplay, "__call__", lambda _, where: reports.append(where))
     name, *options = command
     store = shutil.copytree(made_store, tmp_path / "store")
     assert call(name, store, *(str(option).format(tmp_path) for option in options)).exit_code == 0
 
-    assert any(".qseg" in where for where in told)
+    assert any(".qseg" in where for where in reports)
 
 
 def test_a_restore_reports_its_progress(made_store, tmp_path, call, monkeypatch):
     """It reads all of a snapshot, and writes it again."""
     call("snapshot", made_store, tmp_path / "copy")
-    told = []
-    monkeypatch.setattr(ProgressDisplay, "__call__", lambda _, where: told.append(where))
+    reports = []
+    monkeypatch.setattr(ProgressDisplay, "__call__", lambda _, where: reports.append(where))
     assert call("restore", tmp_path / "copy", tmp_path / "again").exit_code == 0
 
-    assert any(".qseg" in where for where in told)
+    assert any(".qseg" in where for where in reports)
 
 
 def test_doctor_prints_its_verdict_and_leaves_nothing(tmp_path, call):

@@ -300,8 +300,8 @@ def examine(fs: CrashFileSystem, variant: Variant) -> Found:
             here = sealed_numbers(store, number_of)
             assert here == sorted(set(here)), f"out of order, or twice in segments: {here}"
             # A reader may still see segments in the ledger; recovery continues their deletion.
-            gone = seen_here[: len(seen_here) - len(here)] if ledgers else []
-            assert seen_here == gone + here, f"a reader saw {seen_here}, recovery {here}"
+            removed = seen_here[: len(seen_here) - len(here)] if ledgers else []
+            assert seen_here == removed + here, f"a reader saw {seen_here}, recovery {here}"
             got = [tuple(drain(store, name, number_of=number_of)) for name in NAMES]
             for name, numbers in zip(NAMES, got, strict=True):
                 assert list(numbers) == sorted(set(numbers)), f"{name} got {numbers}"

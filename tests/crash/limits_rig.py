@@ -186,9 +186,9 @@ def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, i
     assert not state.fs.exists(f"{ROOT}/{DROP_LEDGER}"), state.label
     uncounted = {}
     for name in NAMES:
-        told = state.counted[name] + counted(observer, name) + (query.lost if query and name == "query" else 0)
+        reported = state.counted[name] + counted(observer, name) + (query.lost if query and name == "query" else 0)
         lost = set(range(state.accepted)).difference(got[name])
-        uncounted[name] = len(lost) - told
+        uncounted[name] = len(lost) - reported
         assert sorted(set(got[name])) == got[name], f"{state.label}: {name} {got[name]}"
     store.ingest(bundle_of(state.accepted))
     store.seal()

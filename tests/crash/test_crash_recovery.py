@@ -88,11 +88,11 @@ def segment_paths(fs: CrashFileSystem) -> list[str]:
 def damage_everything(fs: CrashFileSystem) -> None:
     """Cause damage of every kind, so that each step of recovery has work."""
     first, *_ = segment_paths(fs)
-    whole = read_file(fs, first)
-    write_file(fs, first, whole[: len(whole) // 2])
+    complete = read_file(fs, first)
+    write_file(fs, first, complete[: len(complete) // 2])
     write_file(fs, f"{ROOT}/segments/0000000000000040.qseg", b"")
     write_file(fs, f"{ROOT}/segments/0000000000000041.qseg", b"\xff" * 40)
-    write_file(fs, f"{ROOT}/segments/0000000000000042.qseg.tmp", whole)
+    write_file(fs, f"{ROOT}/segments/0000000000000042.qseg.tmp", complete)
     write_file(fs, f"{ROOT}/segments/notes.txt", b"not ours")
     write_file(fs, f"{ROOT}/segments/quiver.segment.floor", b"QUIVER")
     write_file(fs, f"{ROOT}/wal/quiver.wal.cursor", b"")
@@ -134,9 +134,9 @@ def test_a_crash_at_any_step_of_recovery_changes_nothing_about_its_result(sound:
     """
     damaged = sound.clone_after_kill()
     damage_everything(damaged)
-    whole = damaged.clone_after_kill()
-    store = opened(whole)
-    copies, next_segment = kept(whole), store.stats()["next_segment"]
+    complete = damaged.clone_after_kill()
+    store = opened(complete)
+    copies, next_segment = kept(complete), store.stats()["next_segment"]
     expected = held(store)
 
     cut: list[tuple[str, CrashFileSystem]] = []

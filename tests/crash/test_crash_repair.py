@@ -136,10 +136,12 @@ def test_lost_bundles_are_reported_and_exported() -> None:
     """A damaged segment, not in the log, is quarantined, its readable rows are exported, and the loss counted."""
     fs = made(NO_LOG)
     path = segments_of(fs)[0]
-    gone = opened(fs.clone_after_kill())
-    info = gone.internals.catalog.segments()[0]
-    lost = [number_of(gone.internals.catalog.bundle(BundleRef(info.seq, index))) for index in range(info.bundle_count)]
-    gone.close()
+    removed = opened(fs.clone_after_kill())
+    info = removed.internals.catalog.segments()[0]
+    lost = [
+        number_of(removed.internals.catalog.bundle(BundleRef(info.seq, index))) for index in range(info.bundle_count)
+    ]
+    removed.close()
     data = flip(fs, path, 200)
     report = repair(fs, ROOT, clock=ManualClock())
     (mend,) = [mend for mend in report.repairs if mend.path == path]
@@ -252,9 +254,9 @@ def test_a_crash_at_every_step_is_repaired_by_the_next_repair(settings: Settings
     kept = damage_everything(fs)
     flip(fs, segments_of(fs)[0], 200)
     kept.append(read_file(fs, segments_of(fs)[0]))
-    whole = fs.clone_after_kill()
-    repair(whole, ROOT, clock=ManualClock())
-    expected = numbers(whole)
+    complete = fs.clone_after_kill()
+    repair(complete, ROOT, clock=ManualClock())
+    expected = numbers(complete)
     clones: list[tuple[str, CrashFileSystem]] = []
 
     def before(operation: str, path: str) -> None:

@@ -101,20 +101,20 @@ def named(findings: list[Finding], path: str) -> list[Finding]:
 def test_each_file_damaged_in_turn(kind: str, count: int) -> None:
     """Reported with an offset in it and repaired; all bundles are readable that are not only in this file."""
     settings = SETTINGS[kind]
-    whole = made(settings)
-    assert check_store(whole, ROOT).findings == []
-    kinds = {path.rpartition("/")[2].rstrip("0123456789.") for path in paths(whole)}
+    complete = made(settings)
+    assert check_store(complete, ROOT).findings == []
+    kinds = {path.rpartition("/")[2].rstrip("0123456789.") for path in paths(complete)}
     assert {"quiver.drops", "quiver.id", "quiver.sub.s", "quiver.sub.s.bak", "quiver.segment.floor"} <= kinds
-    assert sorted(read_numbers(whole)) == list(range(BUNDLES))
-    for path in paths(whole):
-        data = read_file(whole, path)
-        without = whole.clone_after_kill()
+    assert sorted(read_numbers(complete)) == list(range(BUNDLES))
+    for path in paths(complete):
+        data = read_file(complete, path)
+        without = complete.clone_after_kill()
         without.remove(path)
         elsewhere = set(read_numbers(without))
         is_log = "/quiver.wal" in path and not path.endswith("cursor")
         for what, damaged in damages(data, count):
             label = f"{path} {what}"
-            fs = whole.clone_after_kill()
+            fs = complete.clone_after_kill()
             write_file(fs, path, damaged)
             found = named(check_store(fs, ROOT).findings, path)
             # A log that ends early is normal after a crash: between entries this is not a finding.

@@ -119,19 +119,19 @@ def test_dead_letters_are_counted_without_reading_segments(disk, letters):
 
 def test_dead_letters_are_dropped_while_the_exporter_runs(tmp_path):
     """Sealed ones; others a moment later. The exporter frees the disk and continues."""
-    letters = DeadLetters(str(tmp_path), "out", background=False)
-    fill(letters, 1)
+    dead_letters = DeadLetters(str(tmp_path), "out", background=False)
+    fill(dead_letters, 1)
     with pytest.raises(BundleUnavailableError, match="1 dead letters"):
         drop(REAL_FILES, root=str(tmp_path))
-    letters._store.seal()
-    fill(letters, 2)
+    dead_letters._store.seal()
+    fill(dead_letters, 2)
     assert drop(REAL_FILES, {BundleRef(3, 1)}, str(tmp_path)) == 1
     assert refs_of(REAL_FILES, str(tmp_path)) == [(3, 2)]
-    letters._store.maintain()
-    letters._store.seal()
-    assert len([name for name in REAL_FILES.list_dir(f"{letters.path}/segments") if name.endswith(".qseg")]) == 1
+    dead_letters._store.maintain()
+    dead_letters._store.seal()
+    assert len([name for name in REAL_FILES.list_dir(f"{dead_letters.path}/segments") if name.endswith(".qseg")]) == 1
     assert drop(REAL_FILES, root=str(tmp_path)) == 1
-    letters.close()
+    dead_letters.close()
     assert refs_of(REAL_FILES, str(tmp_path)) == []
 
 
@@ -172,18 +172,18 @@ def test_a_crash_at_any_step_keeps_the_guarantees(disk, clock, kill):
         state = disk.clone_after_kill() if kill else disk.clone_after_crash(disk.steps % 4)
         moments.append((state, promised - begun, set(dropped)))
 
-    letters = DeadLetters(ROOT, "out", fs=disk, clock=clock, background=False)
+    dead_letters = DeadLetters(ROOT, "out", fs=disk, clock=clock, background=False)
     disk.on_step = crash
     for index in (1, 2):
-        letters.add(BundleRef(3, index), bundle_of(index), reason="no")
+        dead_letters.add(BundleRef(3, index), bundle_of(index), reason="no")
         promised.add((3, index))
-    letters.close()
+    dead_letters.close()
     begun.add((3, 1))
     drop(disk, {BundleRef(3, 1)})
     dropped.add((3, 1))
     disk.on_step = None
     assert len(moments) > 60
-    for state, kept, gone in moments:
+    for state, kept, removed in moments:
         found = refs_of(state)
         assert len(found) == len(set(found))
-        assert kept <= set(found) <= {(3, 1), (3, 2)} - gone
+        assert kept <= set(found) <= {(3, 1), (3, 2)} - removed

@@ -69,15 +69,15 @@ def test_a_clock_step_does_not_change_when_a_dead_letter_expires(
 ) -> None:
     """`dead_letters.max_age` is measured on the monotonic clock."""
     settings = DeadLetterPolicy(max_age_s=100.0).settings()
-    letters = DeadLetters(ROOT, "out", fs=disk, clock=clock, background=False, settings=settings)
-    letters.add(A, bundle_of(1), reason="no")
+    dead_letters = DeadLetters(ROOT, "out", fs=disk, clock=clock, background=False, settings=settings)
+    dead_letters.add(A, bundle_of(1), reason="no")
     clock.step_wall(step_s)
-    with letters.open_for_removal():
+    with dead_letters.open_for_removal():
         pass
     clock.advance(99)
-    letters._opened().maintain()
+    dead_letters._opened().maintain()
     assert [letter.ref for letter in read_dead_letters(disk, ROOT, "out")] == [A]
     clock.advance(2)
-    letters._opened().maintain()
+    dead_letters._opened().maintain()
     assert read_dead_letters(disk, ROOT, "out") == []
-    letters.close()
+    dead_letters.close()

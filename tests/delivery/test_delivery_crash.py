@@ -139,8 +139,8 @@ def finish(disk, clock, has):
     assert [name for name in names if parse_segment_name(name) is not None] == [], "the disk is freed"
     life.end()
     assert {*has, *far.has} == set(range(BUNDLES)) - POISONED, "everything arrived"
-    letters = read_dead_letters(disk, ROOT, "out")
-    assert sorted(number_of(letter.bundle) for letter in letters) == sorted(POISONED)
+    dead_letters = read_dead_letters(disk, ROOT, "out")
+    assert sorted(number_of(letter.bundle) for letter in dead_letters) == sorted(POISONED)
     return far.has
 
 

@@ -25,10 +25,14 @@ def test_the_page_lists_every_key_with_its_default(tmp_path):
     words = re.findall(r"^\| `(\w+)` \| (?:is kept|leaves|stays)", text, re.MULTILINE)
     assert sorted(words) == sorted(get_args(OnExhausted))
     default = RetryPolicy()
-    said = dict(rows)
-    assert (said["initial_interval"], said["max_interval"]) == (
+    reported = dict(rows)
+    assert (reported["initial_interval"], reported["max_interval"]) == (
         f"{default.initial_interval_s:g}s",
         f"{default.max_interval_s:g}s",
     )
-    assert (said["multiplier"], said["jitter"]) == (f"{default.multiplier:g}", f"{default.jitter:g}")
-    assert (said["on_exhausted"], said["max_attempts"], said["max_elapsed"]) == (default.on_exhausted, "", "")
+    assert (reported["multiplier"], reported["jitter"]) == (f"{default.multiplier:g}", f"{default.jitter:g}")
+    assert (reported["on_exhausted"], reported["max_attempts"], reported["max_elapsed"]) == (
+        default.on_exhausted,
+        "",
+        "",
+    )

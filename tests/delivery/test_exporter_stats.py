@@ -110,9 +110,13 @@ def test_any_message_makes_a_readable_report():
 
 def test_inspect_describes_the_report():
     """Invalid content under that name is damage."""
-    told = STORE_FILES.describe(report_name("out"), memoryview(encode_report(REPORT))).as_dict()
-    assert (told["kind"], told["sound"], told["fields"]["is_failing"]) == ("exporter report", True, True)
-    assert told["fields"]["failure_message"] == FAILURE.message
+    description = STORE_FILES.describe(report_name("out"), memoryview(encode_report(REPORT))).as_dict()
+    assert (description["kind"], description["sound"], description["fields"]["is_failing"]) == (
+        "exporter report",
+        True,
+        True,
+    )
+    assert description["fields"]["failure_message"] == FAILURE.message
     assert STORE_FILES.describe(report_name("out"), memoryview(b"junk")).as_dict()["problems"]
     assert parse_report_name(f"{report_name('out')}.tmp") is None
 

@@ -129,9 +129,9 @@ def test_an_invalid_set_is_not_encoded():
 def test_inspect_describes_a_retry_set():
     """By its name, or by its magic under any other name."""
     for name in ("quiver.retry.otlp", "copy.bin"):
-        told = STORE_FILES.describe(name, memoryview(GOLDEN))
-        assert (told.kind, told.is_intact, told.fields) == ("retry set", True, {"bundles": 2})
-        assert told.tables["waiting"][0] == {
+        description = STORE_FILES.describe(name, memoryview(GOLDEN))
+        assert (description.kind, description.is_intact, description.fields) == ("retry set", True, {"bundles": 2})
+        assert description.tables["waiting"][0] == {
             "bundle": "7:3",
             "attempts": 2,
             "first_failed_at_ns": 1_700_000_000_000_000_000,

@@ -130,8 +130,8 @@ def test_a_refused_bundle_is_rejected_with_the_reason():
 def test_repeated_refusals_are_logged_once_a_minute():
     """A program that exports its own log must not create an event for each event."""
     rig = Rig(answer=lambda _signal, request: Reply("refused", request.decode(), "no"))
-    told = []
-    rig.observer.event = lambda name, **attributes: told.append((rig.clock.monotonic(), name, attributes["reason"]))
+    reports = []
+    rig.observer.event = lambda name, **attributes: reports.append((rig.clock.monotonic(), name, attributes["reason"]))
     for _ in range(90):
         rig.source.add(otlp_bundle(b"HTTP 401"))
         rig.source.add(otlp_bundle(b"HTTP 400"))
@@ -139,7 +139,7 @@ def test_repeated_refusals_are_logged_once_a_minute():
         rig.clock.advance(1.0)
 
     name = "quiver.exporter.refused"
-    assert told == [(at, name, reason) for at in (0.0, 60.0) for reason in ("HTTP 401", "HTTP 400")]
+    assert reports == [(at, name, reason) for at in (0.0, 60.0) for reason in ("HTTP 401", "HTTP 400")]
     assert rig.counted(outcome="refused") == 180
 
 
@@ -155,15 +155,15 @@ def test_left_out_data_are_counted_and_logged():
     """The requests are acknowledged, because the rest arrived; each kind of loss is logged once a minute."""
     reply = Reply("confirmed", left_out={"entity_refs": 2, "empty_scopes": 1})
     rig = Rig(otlp_bundle(b"a"), otlp_bundle(b"b"), answer=lambda *_: reply)
-    told = []
-    rig.observer.event = lambda name, **attributes: told.append((name, attributes["reason"], attributes["message"]))
+    reports = []
+    rig.observer.event = lambda name, **attributes: reports.append((name, attributes["reason"], attributes["message"]))
 
     assert rig.run() == {0: "acked", 1: "acked"}
     assert rig.observer.total("quiver.exporter.left_out_total") == 6
     labels = {"exporter": "out", "signal": "logs", "what": "entity_refs"}
     assert rig.observer.counts["quiver.exporter.left_out_total", tuple(sorted(labels.items()))] == 4
     name = "quiver.exporter.left_out"
-    assert told == [(name, "entity_refs", "2 of one request"), (name, "empty_scopes", "1 of one request")]
+    assert reports == [(name, "entity_refs", "2 of one request"), (name, "empty_scopes", "1 of one request")]
 
 
 def test_only_unsettled_requests_of_a_bundle_are_sent_again():
@@ -399,8 +399,8 @@ def test_a_forwarder_waits_for_the_lock_of_its_subscriber():
     rig = threaded(otlp_bundle(b"x"))
     taken = rig.source.next_bundles
     failures = [DirectoryInUseError("quiver.sub.out", "pid 1"), DirectoryInUseError("quiver.sub.out", "pid 1")]
-    said = []
-    rig.observer.event = lambda name, **attributes: said.append((name, attributes["problem"]))
+    messages = []
+    rig.observer.event = lambda name, **attributes: messages.append((name, attributes["problem"]))
     done = threading.Event()
 
     def next_bundles(*arguments):
@@ -416,7 +416,7 @@ def test_a_forwarder_waits_for_the_lock_of_its_subscriber():
     rig.forwarder._clock = rig.source.clock
     assert rig.forwarder.stop(30.0) == 0
     assert rig.source.outcomes == {0: "acked"}
-    assert said == [("quiver.exporter.trouble", "quiver.sub.out is in use by pid 1; stop it first")]
+    assert messages == [("quiver.exporter.trouble", "quiver.sub.out is in use by pid 1; stop it first")]
 
 
 def test_unregistering_the_subscriber_ends_the_threads():

@@ -143,9 +143,9 @@ def test_other_refusals_are_not_about_the_size():
 
 def test_messages_are_one_line_and_truncated():
     """They are logged."""
-    said = "no\nERROR forged\x1b[31m"
-    assert grpc_reply(3, said, None).message == "no ERROR forged [31m"
-    assert http_reply(400, Status(message=said).SerializeToString(), None, now_ns=0).message == "no ERROR forged [31m"
+    text = "no\nERROR forged\x1b[31m"
+    assert grpc_reply(3, text, None).message == "no ERROR forged [31m"
+    assert http_reply(400, Status(message=text).SerializeToString(), None, now_ns=0).message == "no ERROR forged [31m"
     assert len(grpc_reply(3, "x" * 9_000, None).message) == 500
 
 
@@ -172,11 +172,11 @@ def test_decoding_any_bytes_does_not_raise(data):
 
 def test_truncated_and_flipped_answers_are_decoded():
     """Without an exception, and never with a negative delay."""
-    whole = details(seconds=2, others=[DebugInfo(detail="x")])
-    for end in range(len(whole)):
-        assert (retry_delay_s(whole[:end]) or 0.0) >= 0
-    for at in range(len(whole)):
+    complete = details(seconds=2, others=[DebugInfo(detail="x")])
+    for end in range(len(complete)):
+        assert (retry_delay_s(complete[:end]) or 0.0) >= 0
+    for at in range(len(complete)):
         for bit in range(8):
-            flipped = bytearray(whole)
+            flipped = bytearray(complete)
             flipped[at] ^= 1 << bit
             assert (retry_delay_s(bytes(flipped)) or 0.0) >= 0

@@ -39,8 +39,8 @@ def _framed(bundles: Sequence[quiver.Bundle]) -> Iterator[bytes]:
 
 def ingest(directory: Path, bundles: Sequence[quiver.Bundle], *, end: str) -> None:
     """Ingest *bundles* with the Rust engine, each synced; *end* is `clean` or `abort`."""
-    said = json.loads(_run("ingest", str(directory), end, stdin=b"".join(_framed(bundles))))
-    assert said == {"bundles": len(bundles)}
+    decoded = json.loads(_run("ingest", str(directory), end, stdin=b"".join(_framed(bundles))))
+    assert decoded == {"bundles": len(bundles)}
 
 
 def dump(directory: Path) -> list[tuple[quiver.BundleRef, dict[int, pa.RecordBatch]]]:

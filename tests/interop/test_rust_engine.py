@@ -200,9 +200,9 @@ def test_rust_continues_with_the_progress_of_the_store(tmp_path):
             handle.ack() if number % 4 else handle.nack()
         store.maintain()
 
-    said = rust_engine.deliver(directory, "both")
+    reported = rust_engine.deliver(directory, "both")
 
-    assert said["refs"] == [f"0:{number}" for number in range(0, 30, 4)]
+    assert reported["refs"] == [f"0:{number}" for number in range(0, 30, 4)]
 
 
 @pytest.mark.parametrize("key", [pa.uint8(), pa.int32(), pa.uint16()], ids=str)

@@ -76,8 +76,8 @@ def test_any_length_in_a_head(kernel, contents, at, length):
 def test_batches_and_records_larger_than_one(kernel):
     """A scan in many batches, and a record that is larger than a batch, end where a scan in one batch does."""
     data = encoded([bytes([number]) * (1 + number * 397) for number in range(1, 100)] + [b"same length" * 999] * 100)
-    whole = assert_same(data, 0, len(data))
-    assert whole.record_count == 199
+    complete = assert_same(data, 0, len(data))
+    assert complete.record_count == 199
     for batch_bytes in (1, 100, 70_000):
         found = (0, 0, 0, 0, 0)
         count = 0
@@ -86,7 +86,7 @@ def test_batches_and_records_larger_than_one(kernel):
             if not found[1]:
                 break
             count += found[1]
-        assert (found[0], count, found[4]) == (whole.end, whole.record_count, whole.crc64)
+        assert (found[0], count, found[4]) == (complete.end, complete.record_count, complete.crc64)
 
 
 @pytest.mark.parametrize(("offset", "limit", "batch"), [(-1, 10, 10), (0, 61, 10), (0, 10, -1), (0, 2**62, 2**62)])

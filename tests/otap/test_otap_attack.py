@@ -51,8 +51,8 @@ def test_garbage_only_ends_its_own_stream_and_is_not_stored(streams):
                 client.send(harmed(chance.choice(good), chance))
                 client.half_close()
                 try:
-                    said = {decode_status(data).code for data in client.call}
-                    assert said <= {StatusCode.OK, StatusCode.INVALID_ARGUMENT}
+                    expected = {decode_status(data).code for data in client.call}
+                    assert expected <= {StatusCode.OK, StatusCode.INVALID_ARGUMENT}
                 except grpc.RpcError as error:
                     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         with Client(0, channel=channel) as client:

@@ -35,13 +35,13 @@ BY_NAME = pytest.mark.parametrize("case", SENT.values(), ids=SENT)
 
 def together(requests, signal: str):
     """Return the content of *requests*, unordered, without what the crates lose."""
-    whole = REQUESTS[VIEW_OF[signal]]()
+    complete = REQUESTS[VIEW_OF[signal]]()
     for request in requests:
-        whole.MergeFrom(parsed(request, signal))
-    for resource in whole.resource_spans if signal == "traces" else ():
+        complete.MergeFrom(parsed(request, signal))
+    for resource in complete.resource_spans if signal == "traces" else ():
         for link in (link for scope in resource.scope_spans for span in scope.spans for link in span.links):
             link.ClearField("dropped_attributes_count")  # the crates write it under the field number of spans
-    return merged(whole, LOSSES)
+    return merged(complete, LOSSES)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_our_receiver_stores_a_stream_of_the_crates(name):
     case, store = CASES[name], KeptTables()
     requests = [bytes_of(data) for data in case["otlp"]]
     with OtapGrpcReceiver(store, OtlpSettings(listening_addr="127.0.0.1:0")) as receiver:
-        said = otap_driver.run("send", case["signal"], f"http://127.0.0.1:{receiver.port}", messages=requests)
-    assert {decode_status(status).code for status in said} == {StatusCode.OK}
-    assert len(said) == len(requests)
+        reported = otap_driver.run("send", case["signal"], f"http://127.0.0.1:{receiver.port}", messages=requests)
+    assert {decode_status(status).code for status in reported} == {StatusCode.OK}
+    assert len(reported) == len(requests)
     arrived = [to_otlp(bundle, case["signal"]) for bundle in store.kept]
     assert together(arrived, case["signal"]) == together(requests, case["signal"])
 

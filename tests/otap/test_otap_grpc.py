@@ -195,11 +195,11 @@ def test_checklist_6_an_unknown_grpc_encoding_ends_the_stream_with_the_reason(re
         connection.sendall(
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0, b"") + http2_frame(1, 4, 1, fields)
         )
-        said = b""
-        while b"grpc-message" not in said:
-            said += connection.recv(65_536)
+        reported = b""
+        while b"grpc-message" not in reported:
+            reported += connection.recv(65_536)
     message = b"Error parsing 'grpc-encoding' metadata"
-    assert message in said
+    assert message in reported
     assert message.decode() in (Path(__file__).parents[2] / "docs" / "howto" / "otap.md").read_text("utf-8")
 
 

@@ -25,9 +25,9 @@ def test_the_headers_of_a_stream_are_on_each_resource(name):
     with OtapGrpcReceiver(store, CAPTURING) as receiver, Client(receiver.port, case["signal"], metadata=HEADERS) as one:
         one.send(*map(bytes_of, case["otap"]))
         one.half_close()
-        said = one.statuses()
+        reported = one.statuses()
 
-    assert {status.code for status in said} == {StatusCode.OK}
+    assert {status.code for status in reported} == {StatusCode.OK}
     assert len(store.kept) == len(case["otap"])
     losses = frozenset(case["losses"]) | {"empty_attributes", "map_order", "empty_buckets"}
     for kept, otlp in zip(store.kept, case["otlp"], strict=True):

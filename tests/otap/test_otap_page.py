@@ -16,23 +16,23 @@ def test_tables_have_the_columns_of_the_page():
     sections = re.findall(
         r"^### (.+)\n\n\| column \| type \| index \| \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", PAGE, re.MULTILINE
     )
-    told = {}
+    reported = {}
     for names, rows in sections:
         for name, payload in re.findall(r"(\w+) \((\d+)\)", names):
-            told[int(payload)] = (name, rows.splitlines())
+            reported[int(payload)] = (name, rows.splitlines())
     expected = {}
     for payload, table in TABLES.items():
         rows = []
         for column in table.columns:
-            said = [
+            lines = [
                 word for word, holds in (("always there", column.required), ("null is unset", column.optional)) if holds
             ]
-            said += [f"{column.default} on the wire"] if column.default else []
+            lines += [f"{column.default} on the wire"] if column.default else []
             rows.append(
-                f"| `{column.name}` | `{column.type}` | {INDEX[column.index_bits]} | {', '.join(said) or '-'} |"
+                f"| `{column.name}` | `{column.type}` | {INDEX[column.index_bits]} | {', '.join(lines) or '-'} |"
             )
         expected[payload] = (table.name, rows)
-    assert told == expected
+    assert reported == expected
 
 
 def test_limits_on_the_page_match_the_code():

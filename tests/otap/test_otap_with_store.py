@@ -28,10 +28,10 @@ def requests_of(signal: str) -> list[bytes]:
 
 
 def merged(bundles, signal: str):
-    whole = REQUESTS[VIEW_OF[signal]]()
+    complete = REQUESTS[VIEW_OF[signal]]()
     for bundle in bundles:
-        whole.MergeFrom(parsed(to_otlp(bundle, signal), signal))
-    return said(whole, ordered=False)
+        complete.MergeFrom(parsed(to_otlp(bundle, signal), signal))
+    return said(complete, ordered=False)
 
 
 @pytest.mark.parametrize("signal", ["logs", "traces", "metrics"])

@@ -393,7 +393,7 @@ def test_a_forked_child_gets_a_failure(tmp_path):
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        said = "exception"
+        text = "exception"
         try:
             result = exporter.export(spans[1:])
             other = QuiverSpanExporter(tmp_path / "child")
@@ -401,13 +401,13 @@ def test_a_forked_child_gets_a_failure(tmp_path):
             other.shutdown()
             exporter.shutdown()
             left = forwarder.stop()
-            said = f"{result.name} {dict(exporter.dropped_items)} {own.name} {left} {exporter.force_flush()}"
+            text = f"{result.name} {dict(exporter.dropped_items)} {own.name} {left} {exporter.force_flush()}"
         finally:
-            os.write(write_end, said.encode())
+            os.write(write_end, text.encode())
             os._exit(0)
     os.close(write_end)
-    with os.fdopen(read_end) as said:
-        assert said.read() == "FAILURE {'forked': 1} SUCCESS 0 True"
+    with os.fdopen(read_end) as text:
+        assert text.read() == "FAILURE {'forked': 1} SUCCESS 0 True"
     os.waitpid(child, 0)
     assert exporter.export(spans[1:]) is SpanExportResult.SUCCESS
     exporter.shutdown()

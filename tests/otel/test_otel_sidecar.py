@@ -26,10 +26,10 @@ def run_until_killed(store, first, count):
     """Run an application, kill it after *count* more ids, and return the last id."""
     command = [sys.executable, str(HERE / "app.py"), str(store), "-", str(first)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as app:
-        said = [int(line) for line in itertools.islice(app.stdout, count)]
+        lines = [int(line) for line in itertools.islice(app.stdout, count)]
         app.send_signal(signal.SIGKILL)
-    assert len(said) == count
-    return said[-1]
+    assert len(lines) == count
+    return lines[-1]
 
 
 @pytest.mark.timeout(120)

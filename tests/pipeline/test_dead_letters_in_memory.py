@@ -40,9 +40,9 @@ def dead_letter_lines(pipeline):
 def test_check_warns_about_dead_letters_in_memory(tmp_path):
     """About the loss, and how to list them before; only if the retry policy can produce dead letters."""
     pipeline = pipeline_of().placed(tmp_path)
-    (said,) = dead_letter_lines(pipeline)
-    assert "are lost with it" in said
-    assert f"quiver dead-letters list {memory_directory(tmp_path)}/memory" in said
+    (reported,) = dead_letter_lines(pipeline)
+    assert "are lost with it" in reported
+    assert f"quiver dead-letters list {memory_directory(tmp_path)}/memory" in reported
     (exporter,) = describe(pipeline)["exporters"]
     assert exporter["retry"].endswith("is kept as a dead letter in memory while the pipeline runs")
     for exhausted in ("drop", "halt"):
@@ -69,13 +69,13 @@ def test_lost_dead_letters_are_counted_at_the_end(tmp_path, is_closed):
         directory = pipeline.main.config.path
         quiver.open(directory).close()
         assert lost_dead_letters(pipeline) == []
-        letters = DeadLetters(directory, "out", background=False)
+        dead_letters = DeadLetters(directory, "out", background=False)
         for index in range(2):
             bundle = Bundle({60: pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)})
-            letters.add(BundleRef(0, index), bundle, reason="HTTP 400")
+            dead_letters.add(BundleRef(0, index), bundle, reason="HTTP 400")
         if is_closed:
-            letters.close()
-        said = []
-        _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, said.append).report_remaining()
-        letters.close()
-    assert said == [f"out: 2 dead letters were in {directory}, which is in memory, and are lost"]
+            dead_letters.close()
+        messages = []
+        _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, messages.append).report_remaining()
+        dead_letters.close()
+    assert messages == [f"out: 2 dead letters were in {directory}, which is in memory, and are lost"]

@@ -186,9 +186,9 @@ def test_retries_and_dead_letters_are_read_from_disk(store):
     with RetrySet.open(REAL_FILES, store.path, "out") as retries:
         retries.failed(handle.ref, delay_s=5.0, reason="down")
         retries.save()
-    letters = DeadLetters(store.path, "out")
-    letters.add(handle.ref, handle.bundle, reason="refused", attempts=1)
-    letters.close()
+    dead_letters = DeadLetters(store.path, "out")
+    dead_letters.add(handle.ref, handle.bundle, reason="refused", attempts=1)
+    dead_letters.close()
     figures = figures_of(store)
     assert (figures["retry_queue_bundles"], figures["dead_letters"]) == (1, 1)
 

@@ -256,10 +256,10 @@ def test_a_failing_exporter_does_not_block_another(tmp_path, caplog):
         assert store.register("otlp_exporter").lag().pending_bundles == 20
 
     assert set(arrived(tmp_path / "far")) == set(map(request, range(20)))
-    (said,) = [
+    (lines,) = [
         record.message for record in caplog.records if record.levelno == logging.WARNING and "stay" in record.message
     ]
-    assert said.startswith(f"otlp_exporter → http://127.0.0.1:{dead}: 20 bundles stay in the store: UNAVAILABLE")
+    assert lines.startswith(f"otlp_exporter → http://127.0.0.1:{dead}: 20 bundles stay in the store: UNAVAILABLE")
 
 
 def test_a_missing_certificate_is_a_usage_error(tmp_path):

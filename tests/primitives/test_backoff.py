@@ -26,7 +26,7 @@ def test_jitter_only_shortens():
     first, second = (list(itertools.islice(backoff.delays(Random(5)), 6)) for _ in range(2))
 
     assert first == second
-    assert all(whole * 0.75 < delay <= whole for delay, whole in zip(first, plain, strict=True))
+    assert all(complete * 0.75 < delay <= complete for delay, complete in zip(first, plain, strict=True))
     assert len(set(first)) == 6
 
 

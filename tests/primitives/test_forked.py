@@ -32,19 +32,19 @@ def in_child(work: Callable[[], object]) -> str:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        said = ""
+        text = ""
         try:
-            said = str(work())
+            text = str(work())
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}"
         finally:
-            os.write(write_end, said.encode())
+            os.write(write_end, text.encode())
             os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end) as end:
-        said = end.read()
+        text = end.read()
     os.waitpid(child, 0)
-    return said
+    return text
 
 
 def refused(*calls: Callable[[], object] | tuple[object, str]) -> str:
@@ -81,8 +81,8 @@ def test_the_error_in_a_child_names_the_object_and_its_process():
     use = thing.use
 
     assert in_child(lambda: refused((thing, "use"), use, lambda: thing.value)) == "all refused"
-    said = in_child(lambda: f"{thing.use()}")
-    assert said.startswith(f"ForkError: the log of a test was opened by process {os.getpid()}, from which")
+    reported = in_child(lambda: f"{thing.use()}")
+    assert reported.startswith(f"ForkError: the log of a test was opened by process {os.getpid()}, from which")
     assert (thing.use(), type(thing)) == (1, Thing)
 
 
@@ -135,7 +135,7 @@ def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
         held = [subscriber.next_bundle(timeout=0) for _ in range(2)]
 
         def child() -> str:
-            said = refused(
+            reported = refused(
                 lambda: store.ingest(BUNDLE), (store, "seal"), (store, "maintain"), (store, "stats"), held[0].ack,
                 held[0].defer, lambda: held[1].bundle, lambda: store.register("other"), subscriber.next_bundle,
                 lambda: list(runs[0]), runs[0].ack, runs[1].nack, subscriber.next_run,
@@ -151,7 +151,7 @@ def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
             try:
                 quiver.open(tmp_path / "store", cores=cores)
             except DirectoryInUseError:
-                return said
+                return reported
             return "it was opened twice"
 
         assert in_child(child) == "all refused"

@@ -29,8 +29,8 @@ def test_fields_are_read_in_order():
 @pytest.mark.parametrize("length", range(13))
 def test_a_truncated_record_reports_the_missing_bytes(length):
     """A record truncated at any byte raises ShortageError with their number, and the cursor does not move."""
-    whole = HEAD.pack(1, 2) + b"payload"
-    cursor = Cursor(whole[:length])
+    complete = HEAD.pack(1, 2) + b"payload"
+    cursor = Cursor(complete[:length])
 
     def decode():
         cursor.take(HEAD)

@@ -141,15 +141,15 @@ class QwpServer:
                 with self.changed:
                     sequence = len(life.frames)
                     life.frames.append(frame)
-                    said = self.answer(life, sequence, frame)
+                    reported = self.answer(life, sequence, frame)
                     self.changed.notify_all()
-                if isinstance(said, Close):
-                    if said.code == 1006:
+                if isinstance(reported, Close):
+                    if reported.code == 1006:
                         life.drop()
                     else:
-                        socket.close(said.code, said.reason)
+                        socket.close(reported.code, reported.reason)
                     return
-                for one in said if isinstance(said, list) else [said]:
+                for one in reported if isinstance(reported, list) else [reported]:
                     if one is not None:
                         socket.send(one)
         except (ConnectionClosed, OSError):

@@ -108,28 +108,28 @@ def test_limits_and_types_match_the_constants():
 def _examples(page: str) -> dict[str, tuple[bytes, Any]]:
     pattern = r"^```hex ?(.*?)\n(.*?)```(?:\n\n```json\n(.*?)```)?"
     found = re.findall(pattern, _page(page), re.MULTILINE | re.DOTALL)
-    return {name: (bytes.fromhex(text), json.loads(said) if said else None) for name, text, said in found}
+    return {name: (bytes.fromhex(text), json.loads(reported) if reported else None) for name, text, reported in found}
 
 
 def test_examples_decode_to_the_documented_values():
     """The hex on each page equals the encoded bytes, and decodes to the documented values."""
-    data, said = _examples("qwp-segment")[""]
+    data, expected = _examples("qwp-segment")[""]
     scan = _scan(data)
-    assert [list(one) for one in scan.payloads] == said["payloads"]
+    assert [list(one) for one in scan.payloads] == expected["payloads"]
     header = scan.header
     assert {"base": header.base, "created_us": header.created_us, "flags": header.flags} == {
-        key: said[key] for key in ("base", "created_us", "flags")
+        key: expected[key] for key in ("base", "created_us", "flags")
     }
-    data, said = _examples("qwp-slot")["watermark"]
-    assert encode_watermark(said["confirmed"]) == data
-    data, said = _examples("qwp-slot")["dead letters"]
-    letter = DeadLetterRecord(**said, message=b"QWP1")
+    data, expected = _examples("qwp-slot")["watermark"]
+    assert encode_watermark(expected["confirmed"]) == data
+    data, expected = _examples("qwp-slot")["dead letters"]
+    letter = DeadLetterRecord(**expected, message=b"QWP1")
     assert encode_dead_letters_header() + encode_dead_letter(letter) == data
-    data, said = _examples("qwp-message")[""]
+    data, expected = _examples("qwp-message")[""]
     message = decode_message(memoryview(data))
     assert isinstance(message, Frame)
     table = message.value.tables[0]
-    assert {"table": table.name, **{column.name: column.values() for column in table.columns}} == said
+    assert {"table": table.name, **{column.name: column.values() for column in table.columns}} == expected
 
 
 def test_file_names_round_trip():
@@ -187,11 +187,11 @@ def test_frames_end_where_zeros_begin():
     assert isinstance(decode_frame(memoryview(bytes(16)), 0), NeedMore)
     assert isinstance(decode_frame(memoryview(struct.pack("<Ii", 0, -1)), 0), Damage)
     assert crc32c(bytes(4)) == 0x48674BC7
-    whole = encode_frame_head(b"abc") + b"abc"
-    for size in range(len(whole)):
-        assert isinstance(decode_frame(memoryview(whole)[:size], 0), NeedMore)
-    for at in range(len(whole)):
-        flipped = whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]
+    complete = encode_frame_head(b"abc") + b"abc"
+    for size in range(len(complete)):
+        assert isinstance(decode_frame(memoryview(complete)[:size], 0), NeedMore)
+    for at in range(len(complete)):
+        flipped = complete[:at] + bytes([complete[at] ^ 0x10]) + complete[at + 1 :]
         assert not isinstance(decode_frame(memoryview(flipped), 0), Frame)
 
 

@@ -30,9 +30,9 @@ def names(cell: str) -> list[str]:
 
 def test_every_key_is_documented():
     """No unknown key is on the page."""
-    told = {name for key, _, _ in rows("Keys") for name in names(key)}
-    told |= {name for _, _, text in rows("Keys") for name in re.findall(r"Also called `(\w+)`", text)}
-    assert told == {*_KEYS, *_POLICIES, "addr", "on_server_error"}
+    reported = {name for key, _, _ in rows("Keys") for name in names(key)}
+    reported |= {name for _, _, text in rows("Keys") for name in re.findall(r"Also called `(\w+)`", text)}
+    assert reported == {*_KEYS, *_POLICIES, "addr", "on_server_error"}
     rest = section("Keys").rpartition("|\n")[2]
     for pattern in names(rest):
         if not pattern.startswith("quiver_"):
@@ -61,16 +61,16 @@ def test_the_documented_default_is_the_default(row):
 def test_every_category_is_documented_with_its_policy():
     """And with the key that changes the policy."""
     words = {"dropped": Policy.DROP, "halt": Policy.HALT, "sent": Policy.RETRY}
-    told = {names(category)[0]: (words[policy.split()[0].strip(",")], names(key)) for _, category, policy, key in
+    reported = {names(category)[0]: (words[policy.split()[0].strip(",")], names(key)) for _, category, policy, key in
             rows("Refused frames")}  # fmt: skip
-    assert set(told) == {category.value for category in Category}
+    assert set(reported) == {category.value for category in Category}
     for category in Category:
-        policy, keys = told[category.value]
+        policy, keys = reported[category.value]
         assert policy is DEFAULT_POLICIES.get(category, Policy.HALT)
         assert keys == [key for key, known in _POLICIES.items() if known is category]
 
 
 def test_every_property_is_documented():
-    told = {name for row in rows("Counters and gauges") for name in names(row[0].replace("()", ""))}
+    reported = {name for row in rows("Counters and gauges") for name in names(row[0].replace("()", ""))}
     public = {name for name, value in vars(Sender.__mro__[1]).items() if not name.startswith("_")}
-    assert told == public
+    assert reported == public

@@ -49,10 +49,10 @@ def test_recorded_frames_are_decoded_cell_by_cell(group):
     dictionary = SymbolDictionary()
     for one in GROUPS[group]["frames"]:
         message = _message(frame(one["file"]), dictionary)
-        said = one["decoded"]
-        assert message.flags == said["flags"]
-        assert (message.symbols_start, list(message.symbols)) == (said["delta_start"], said["delta"])
-        for table, expected in zip(message.tables, said["tables"], strict=True):
+        reported = one["decoded"]
+        assert message.flags == reported["flags"]
+        assert (message.symbols_start, list(message.symbols)) == (reported["delta_start"], reported["delta"])
+        for table, expected in zip(message.tables, reported["tables"], strict=True):
             assert (table.name, table.rows) == (expected["name"], expected["rows"])
             for column, cells in zip(table.columns, expected["columns"], strict=True):
                 assert (column.name, column.type.name) == (cells["name"], cells["type"])
@@ -64,14 +64,14 @@ def test_recorded_frames_are_decoded_cell_by_cell(group):
 @pytest.mark.parametrize(("group", "number"), RECORDED)
 def test_rows_are_encoded_like_those_of_the_official_client(group, number):
     """The same rows give the same bytes, except for symbols: the official client omits those of earlier frames."""
-    said = GROUPS[group]
-    ours = encode_message([table.pack() for table in row_tables(said["sent"]["batches"][number])])
-    theirs = frame(said["frames"][number]["file"])
+    reported = GROUPS[group]
+    ours = encode_message([table.pack() for table in row_tables(reported["sent"]["batches"][number])])
+    theirs = frame(reported["frames"][number]["file"])
     if number == 0:
         assert ours == theirs
         return
     dictionary = SymbolDictionary()
-    for earlier in said["frames"][:number]:
+    for earlier in reported["frames"][:number]:
         _message(frame(earlier["file"]), dictionary)
     expected = [table.to_arrow().to_pylist() for table in _message(theirs, dictionary).tables]
     assert [table.to_arrow().to_pylist() for table in _message(ours).tables] == expected
@@ -148,25 +148,25 @@ def test_a_symbol_from_a_gap_is_refused():
     """Ids are consecutive: a message may repeat known symbols and continue after them."""
     data = frame("frame-row-delta-01.bin")
     assert isinstance(decode_message(memoryview(data), SymbolDictionary()), Damage)
-    told = SymbolDictionary()
-    _message(frame("frame-row-delta-00.bin"), told)
-    before = list(told.entries)
-    first = _message(data, told)
-    assert told.entries[: len(before)] == before
-    again = _message(data, told)
+    reported = SymbolDictionary()
+    _message(frame("frame-row-delta-00.bin"), reported)
+    before = list(reported.entries)
+    first = _message(data, reported)
+    assert reported.entries[: len(before)] == before
+    again = _message(data, reported)
     assert repr(first.tables[0].to_arrow()) == repr(again.tables[0].to_arrow())
 
 
 def test_a_later_frame_is_self_sufficient_with_all_symbols_added():
     """Ids and rows stay the same; only the dictionary part changes."""
-    told = SymbolDictionary()
+    reported = SymbolDictionary()
     for number in range(4):
         data = frame(f"frame-row-delta-0{number}.bin")
-        message = _message(data, told)
+        message = _message(data, reported)
         start = len(encode_varint(message.symbols_start)) + len(encode_varint(len(message.symbols)))
         brought = sum(len(encode_varint(len(one.encode()))) + len(one.encode()) for one in message.symbols)
         reach = message.symbols_start + len(message.symbols)
-        alone = _message(with_all_symbols(data, told.entries, (MESSAGE_HEADER.size + start + brought, reach)))
+        alone = _message(with_all_symbols(data, reported.entries, (MESSAGE_HEADER.size + start + brought, reach)))
         assert alone.symbols_start == 0
         rows = [table.to_arrow().to_pylist() for table in message.tables]
         assert [table.to_arrow().to_pylist() for table in alone.tables] == rows
@@ -448,8 +448,8 @@ def test_arrow_slices_are_encoded_correctly():
     for start, size in ((0, 6), (1, 5), (2, 3), (3, 1), (0, 0)):
         piece = batch.slice(start, size)
         table = _round(piece, symbols=["l"])
-        whole = pa.record_batch([pa.array(one.to_pylist(), one.type) for one in piece.columns], names=list(arrays))
-        other = _round(whole, symbols=["l"])
+        complete = pa.record_batch([pa.array(one.to_pylist(), one.type) for one in piece.columns], names=list(arrays))
+        other = _round(complete, symbols=["l"])
         assert repr([column.values() for column in table.columns]) == repr(
             [column.values() for column in other.columns]
         )

@@ -55,11 +55,11 @@ def items(request) -> list[bytes]:
 
 
 def kept(directory, signal_name: str):
-    whole = MESSAGES[signal_name]()
+    complete = MESSAGES[signal_name]()
     for _, bundle in quiver.read(str(directory)).bundles():
         if {OTLP_SLOTS[signal_name], ROOTS[signal_name]} & set(bundle.slots):
-            whole.MergeFromString(to_otlp(bundle, signal_name))
-    return whole
+            complete.MergeFromString(to_otlp(bundle, signal_name))
+    return complete
 
 
 def until(condition, timeout_s: float = 120.0) -> None:

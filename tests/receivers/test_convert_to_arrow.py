@@ -50,9 +50,9 @@ def kept(path) -> list[quiver.Bundle]:
 @pytest.mark.parametrize("signal", list(ROOTS))
 def test_a_request_is_stored_as_equivalent_tables(tmp_path, signal):
     data = request(signal).SerializeToString()
-    with quiver.open(str(tmp_path / "tables")) as tables, quiver.open(str(tmp_path / "whole")) as whole:
+    with quiver.open(str(tmp_path / "tables")) as tables, quiver.open(str(tmp_path / "whole")) as complete:
         assert OtlpIntake(tables, SETTINGS).accept(signal, data).outcome == "stored"
-        assert OtlpIntake(whole, OtlpSettings()).accept(signal, data).outcome == "stored"
+        assert OtlpIntake(complete, OtlpSettings()).accept(signal, data).outcome == "stored"
         (bundle,), (raw,) = kept(tmp_path / "tables"), kept(tmp_path / "whole")
     assert ROOTS[signal] in bundle.slots
     assert not {60, 61, 62} & set(bundle.slots)
@@ -128,10 +128,10 @@ def with_entity() -> ExportLogsServiceRequest:
 
 def test_parts_that_tables_cannot_represent_are_a_warning_in_the_reply():
     store = Spy()
-    whole = request("logs").SerializeToString()
+    complete = request("logs").SerializeToString()
     with OtlpGrpcReceiver(store, SETTINGS) as receiver, grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
         export = channel.unary_unary(f"/{SERVICES['logs']}/Export")
-        assert export(whole, timeout=10) == b""
+        assert export(complete, timeout=10) == b""
         answer = ExportLogsServiceResponse.FromString(export(with_entity().SerializeToString(), timeout=10))
     assert answer.partial_success.rejected_log_records == 0
     assert "1 entity_refs" in answer.partial_success.error_message
@@ -144,8 +144,8 @@ def test_parts_that_tables_cannot_represent_are_a_warning_in_the_reply():
         url = f"http://127.0.0.1:{receiver.port}/v1/logs"
         sent = urllib.request.Request(url, json.dumps(document).encode(), {"Content-Type": JSON})
         with urllib.request.urlopen(sent, timeout=10) as reply:
-            said = json.load(reply)
-    assert "1 entity_refs" in said["partialSuccess"]["errorMessage"]
+            decoded = json.load(reply)
+    assert "1 entity_refs" in decoded["partialSuccess"]["errorMessage"]
     assert len(store.bundles) == 3
 
 

@@ -67,14 +67,14 @@ def concurrent(*, stored: bool) -> list[bool]:
     window = DedupeWindow(10, clock=clock)
     (digest,) = digests(1)
     assert window.begin(digest)
-    said: list[bool] = []
-    second = threading.Thread(target=lambda: said.append(window.begin(digest)))
+    messages: list[bool] = []
+    second = threading.Thread(target=lambda: messages.append(window.begin(digest)))
     second.start()
     clock.wait_for_waiters(1)
-    assert said == []
+    assert messages == []
     window.finish(digest, stored=stored)
     second.join(30)
-    return said
+    return messages
 
 
 def test_a_request_in_flight_is_waited_for_and_its_success_is_shared():

@@ -41,11 +41,11 @@ def post(receiver) -> int:
 
 def ended(client) -> bytes:
     """Return the data received until the other side closes."""
-    said = b""
+    reported = b""
     with contextlib.suppress(ConnectionError):
         while part := client.recv(65536):
-            said += part
-    return said
+            reported += part
+    return reported
 
 
 # ── HTTP ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -64,16 +64,16 @@ def test_a_slow_head_is_disconnected(store):
         client.settimeout(0.02)
         client.sendall(HEAD)
         started = time.monotonic()
-        gone = False
-        while not gone and time.monotonic() - started < 10:
+        removed = False
+        while not removed and time.monotonic() - started < 10:
             try:
                 client.sendall(b"X-Slow: 1\r\n")
-                gone = client.recv(1) == b""
+                removed = client.recv(1) == b""
             except TimeoutError:
                 continue
             except ConnectionError:
-                gone = True
-        assert gone
+                removed = True
+        assert removed
 
 
 def test_a_connection_is_kept_between_requests_and_ends_when_idle(store):

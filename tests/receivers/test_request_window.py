@@ -80,16 +80,16 @@ def test_a_request_being_stored_by_another_core_is_waited_for(tmp_path: Path, st
         clock = ManualClock(waits="hold")
         with window(store.core(1), tmp_path, clock=clock) as second:
             assert first.begin(b"a" * 16)
-            said: list[bool] = []
-            thread = threading.Thread(target=lambda: said.append(second.begin(b"a" * 16)))
+            messages: list[bool] = []
+            thread = threading.Thread(target=lambda: messages.append(second.begin(b"a" * 16)))
             thread.start()
             clock.wait_for_waiters(1)
-            assert said == []
+            assert messages == []
             first.finish(b"a" * 16, stored=stored, durable=True)
             while thread.is_alive():
                 clock.advance(0.01)
                 thread.join(0.01)
-            assert said == [not stored]
+            assert messages == [not stored]
 
 
 def test_the_wait_for_another_core_is_limited(tmp_path: Path) -> None:

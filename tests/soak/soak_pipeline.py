@@ -239,10 +239,10 @@ def check(directory: Path, far: FarSide, sent: set[int], unknown: set[int]) -> N
     assert set(refused) == set(files) - good
     assert all(reason.startswith("HTTP 400") for reason in refused.values())
     assert all(len(ids) == 1 for ids in far.batch_ids.values()), "a request that is sent again carries the same id"
-    behind = checked(directory / "checked")
+    after = checked(directory / "checked")
     odd = {number for number in files if is_odd(number)}
-    assert set(behind.values()) <= {1}, [number for number, count in behind.items() if count > 1][:20]
-    assert set(behind) == set(files) - odd
+    assert set(after.values()) <= {1}, [number for number, count in after.items() if count > 1][:20]
+    assert set(after) == set(files) - odd
     failed = letters_of(root, "checked")
     assert set(failed) == odd
     assert all("DIVIDE_BY_ZERO" in reason for reason in failed.values())

@@ -288,8 +288,8 @@ def register(store: Any, name: str) -> None:
 
 
 def die() -> None:
-    with Path(SAID[0]).open("a") as said:
-        said.write(traceback.format_exc())
+    with Path(SAID[0]).open("a") as file:
+        file.write(traceback.format_exc())
     os._exit(1)
 
 
@@ -400,7 +400,7 @@ def forked(work: Callable[[], None], log: Path) -> int:
         work()
         status = 0
     except BaseException:
-        with log.open("a") as said:
-            said.write(traceback.format_exc())
+        with log.open("a") as file:
+            file.write(traceback.format_exc())
     finally:
         os._exit(status)

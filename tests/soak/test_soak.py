@@ -130,8 +130,10 @@ class Conductor:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 del self.running[who]
-                said = self.place.base / "said"
-                pytest.fail(f"{who} ended with {status}: {said.read_text() if said.exists() else 'nothing said'}")
+                reported = self.place.base / "said"
+                pytest.fail(
+                    f"{who} ended with {status}: {reported.read_text() if reported.exists() else 'nothing reported'}"
+                )
 
     def watch(self) -> None:
         """Check the disk: its usage, the contents of new segments, and the ledgers."""
@@ -198,8 +200,8 @@ class Conductor:
         while True:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
-                said = self.place.base / "said"
-                assert status == 0, f"{who} ended with {status}: {said.read_text() if said.exists() else ''}"
+                reported = self.place.base / "said"
+                assert status == 0, f"{who} ended with {status}: {reported.read_text() if reported.exists() else ''}"
                 return
             self.watch()
             before, written = written, self.written_bytes
@@ -257,22 +259,24 @@ def account(conductor: Conductor) -> str:
         conductor.dropped |= {(core, seq): count for seq, count in lines}
     given_up = {name for key in conductor.dropped for name in conductor.seen.get(key, ())}
     unseen = {key: count for key, count in conductor.dropped.items() if key not in conductor.seen}
-    said = [f"{len(accepted)} accepted, {sum(conductor.kills.values())} kills {dict(conductor.kills)}"]
+    reported = [f"{len(accepted)} accepted, {sum(conductor.kills.values())} kills {dict(conductor.kills)}"]
     for name in (*SUBSCRIBERS, *INSIDE):
         got = [line for journal in place.journals(name) for line in read_lines(journal)]
         assert set(got) <= everything, f"{name} got what nobody sent"
         missing = sure - set(got) - given_up
         assert len(missing) <= sum(unseen.values()), f"{name} misses {sorted(missing)[:20]}, {len(missing)} in all"
         lost = len(sure - set(got))
-        said.append(f"{name}: {len(set(got))} delivered, {len(got) - len(set(got))} again, {lost} dropped by policy")
+        reported.append(
+            f"{name}: {len(set(got))} delivered, {len(got) - len(set(got))} again, {lost} dropped by policy"
+        )
     in_segments = [name for key in sorted(conductor.seen) for name in conductor.seen[key]]
     assert len(in_segments) == len(set(in_segments)), "a bundle is in two segments"
     check_order(conductor, sure)
     most = conductor.bytes_most
-    said.append(f"at most {most} bytes on disk, {most - CAP_BYTES} above the cap; {len(conductor.dropped)} dropped")
-    said.append(f"{len(conductor.seen)} segments looked into, {len(unseen)} dropped before that")
-    assert most <= CAP_BYTES + OVERSHOOT_BYTES * len(place.directories), said[-2]
-    return "\n".join(said)
+    reported.append(f"at most {most} bytes on disk, {most - CAP_BYTES} above the cap; {len(conductor.dropped)} dropped")
+    reported.append(f"{len(conductor.seen)} segments looked into, {len(unseen)} dropped before that")
+    assert most <= CAP_BYTES + OVERSHOOT_BYTES * len(place.directories), reported[-2]
+    return "\n".join(reported)
 
 
 def check_order(conductor: Conductor, sure: set[tuple[int, int]]) -> None:

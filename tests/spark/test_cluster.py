@@ -77,14 +77,14 @@ def test_sinks_commit_the_data_of_both_workers(cluster, buffer, tmp_path):
     assert rows == sorted([*range(1000)] * 2)
     from quiver.otap import view
 
-    said = [
+    lines = [
         body["string_value"]
         for bundle in bundles
         if 60 in bundle.slots
         for body in view(bundle[60], "logs").column("body").to_pylist()
     ]
-    assert len(said) == 48
-    assert all(text.endswith("of ****") for text in said)
+    assert len(lines) == 48
+    assert all(text.endswith("of ****") for text in lines)
 
 
 CONNECT = """

@@ -57,11 +57,11 @@ def stream(*batches: pa.RecordBatch) -> bytes:
 
 def test_only_an_entry_with_one_complete_batch_is_reused() -> None:
     """No batch, two batches, a truncated one and invalid bytes are decoded."""
-    whole = stream(PLAIN)
-    schema_only = PLAIN.schema.serialize().to_pybytes() + whole[-8:]
+    complete = stream(PLAIN)
+    schema_only = PLAIN.schema.serialize().to_pybytes() + complete[-8:]
     encoder = SlotEncoder()
-    for payload in (schema_only, stream(PLAIN, PLAIN), *(whole[:end] for end in range(len(whole))), b"\xff" * 64):
+    for payload in (schema_only, stream(PLAIN, PLAIN), *(complete[:end] for end in range(len(complete))), b"\xff" * 64):
         slot = WalSlot(30, bytes(32), 3, memoryview(payload))
         assert encoder.encode_logged([slot]) is None
-    (slot,) = encoder.encode_logged([WalSlot(30, bytes(32), 3, memoryview(whole))]).slots
+    (slot,) = encoder.encode_logged([WalSlot(30, bytes(32), 3, memoryview(complete))]).slots
     assert bytes(slot.message) == PLAIN.serialize().to_pybytes()

@@ -301,15 +301,15 @@ def test_a_flipped_bit_at_the_end_of_a_segment_is_reported_or_harmless(tmp_path)
     path = max((tmp_path / "segments").glob("*.qseg"))
     data = path.read_bytes()
     expected = quiver.read(tmp_path).scan(30).to_table()
-    told = 0
+    reported = 0
     for at in range(len(data) - 3000, len(data), 17):
         path.unlink()  # a file that is mapped must not be cut
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
         scan = quiver.read(tmp_path).scan(30)
         rows = scan.to_table()
-        told += bool(scan.problems)
+        reported += bool(scan.problems)
         assert rows.equals(expected if not scan.problems else expected.slice(0, 4)), at
-    assert told > 100
+    assert reported > 100
 
 
 def test_each_step_of_recovery_is_logged_in_order(tmp_path, caplog):
@@ -322,11 +322,13 @@ def test_each_step_of_recovery_is_logged_in_order(tmp_path, caplog):
     caplog.clear()
     with caplog.at_level("INFO", logger="quiver"):
         quiver.open(tmp_path / "s").close()
-    told = [record.getMessage() for record in caplog.records]
-    steps = [line for line in told if line.startswith("quiver.recovery.step ")]
+    reports = [record.getMessage() for record in caplog.records]
+    steps = [line for line in reports if line.startswith("quiver.recovery.step ")]
 
     assert listed
     assert [re.search(r"step=(\w+)", line)[1] for line in steps] == listed
     assert " segments=1 quarantined=0 " in steps[listed.index("load_segments")]
     assert " subscribers=1 " in steps[listed.index("progress")]
-    assert told.index(steps[-1]) < next(i for i, line in enumerate(told) if line.startswith("quiver.engine.init "))
+    assert reports.index(steps[-1]) < next(
+        i for i, line in enumerate(reports) if line.startswith("quiver.engine.init ")
+    )

@@ -248,11 +248,11 @@ def test_the_thread_of_a_callback(tmp_path, deaths, caplog):
 
 
 def test_the_thread_of_a_sender(tmp_path, monkeypatch, deaths):
-    told = queue.SimpleQueue()
-    sender = Sender.from_conf(f"{OFFLINE}sf_dir={tmp_path};", on_error=told.put, observer=deaths.observer)
+    events = queue.SimpleQueue()
+    sender = Sender.from_conf(f"{OFFLINE}sf_dir={tmp_path};", on_error=events.put, observer=deaths.observer)
     monkeypatch.setattr(sender._loop, "_open", fail)
     deaths.await_one("quiver-qwp-sender")
-    assert UNFORESEEN in str(told.get(timeout=PATIENCE_S))
+    assert UNFORESEEN in str(events.get(timeout=PATIENCE_S))
     with pytest.raises(SenderHaltedError, match=UNFORESEEN):
         sender.row("t", columns={"n": 1})
     sender.close()
@@ -278,12 +278,12 @@ def test_the_threads_that_empty_other_slots(tmp_path, monkeypatch, deaths):
         slot = open_slot(REAL_FILES, str(tmp_path), name, RingSettings(4096, 1 << 16, 0.0), observer=deaths.observer)
         slot.ring.append(b"QWP1" * 3)
         slot.close()
-    told = queue.SimpleQueue()
+    reported = queue.SimpleQueue()
     monkeypatch.setattr("quiver.qwp.drainers.open_slot", fail)
     conf = f"{OFFLINE}sf_dir={tmp_path};drain_orphans=on;max_background_drainers=1;"
-    sender = Sender.from_conf(conf, on_drainer=told.put, observer=deaths.observer)
+    sender = Sender.from_conf(conf, on_drainer=reported.put, observer=deaths.observer)
     deaths.await_one("quiver-qwp-drainer")
-    events = [told.get(timeout=PATIENCE_S) for _ in range(3)]
+    events = [reported.get(timeout=PATIENCE_S) for _ in range(3)]
     assert [(one.sender_id, one.kind) for one in events] == [("a", "failed"), ("b", "failed"), ("c", "failed")]
     assert sender.total_background_drainers_failed == 3
     assert not list(tmp_path.glob("*/.failed"))

@@ -33,8 +33,8 @@ def test_the_cache_contains_the_newest_messages(sizes, count_max, bytes_max, fir
     for offset in range(first_offset, first_offset + len(every) + 2):
         for most in (1, 7, 1000):
             found = cache.take(offset, count_max=most)
-            gone = offset < cache.first_offset
-            assert found == ([] if gone else every[offset - first_offset :][:most])
+            removed = offset < cache.first_offset
+            assert found == ([] if removed else every[offset - first_offset :][:most])
 
 
 @pytest.mark.parametrize("count_max", [1, 16, 1024])

@@ -37,17 +37,17 @@ def run(*words: object, code: int = 0, text: str | None = None) -> str:
 
 def test_list_prints_one_line_per_topic(root):
     """Including empty topics."""
-    told = {one["topic"]: one for one in json.loads(run("list", root, "--json"))}
-    assert (told[TOPIC]["start_offset"], told[TOPIC]["next_offset"], told[TOPIC]["sound"]) == (0, 8, True)
-    assert told["default/empty"]["next_offset"] == 0
+    reported = {one["topic"]: one for one in json.loads(run("list", root, "--json"))}
+    assert (reported[TOPIC]["start_offset"], reported[TOPIC]["next_offset"], reported[TOPIC]["sound"]) == (0, 8, True)
+    assert reported["default/empty"]["next_offset"] == 0
     assert TOPIC in run("list", root)
 
 
 def test_inspect_and_verify_report_files_and_damage(root):
     """Also subscriptions and the positions of damage; the exit code is 1 if there is damage."""
-    told = json.loads(run("inspect", root, TOPIC, "--json"))
-    assert sum(file["messages"] for file in told["files"]) == 8
-    assert [one["name"] for one in told["subscriptions"]] == ["billing"]
+    result = json.loads(run("inspect", root, TOPIC, "--json"))
+    assert sum(file["messages"] for file in result["files"]) == 8
+    assert [one["name"] for one in result["subscriptions"]] == ["billing"]
     assert "sound, 8 messages" in run("verify", root)
     assert "billing" in run("inspect", root, TOPIC)
     path = root / TOPIC / "wal.1.log"
@@ -69,15 +69,15 @@ def test_repair_truncates_torn_tails_and_quarantines_damage(root):
     newest = max((root / TOPIC).glob("wal*.log"), key=lambda path: (len(path.name), path.name))
     with newest.open("ab") as file:
         file.write(b"torn")
-    (told,) = json.loads(run("repair", root, TOPIC, "--json"))
-    assert (told["cut_bytes"], told["next"], told["sound"]) == (4, 8, True)
+    (result,) = json.loads(run("repair", root, TOPIC, "--json"))
+    assert (result["cut_bytes"], result["next"], result["sound"]) == (4, 8, True)
     data = bytearray((root / TOPIC / "wal.log").read_bytes())
     data[40] ^= 1
     (root / TOPIC / "wal.log").write_bytes(data)
     assert "DAMAGED" in run("verify", root, TOPIC, code=1)
     for _ in range(2):
-        (told,) = json.loads(run("repair", root, TOPIC, "--json"))
-        assert (told["cut_bytes"], told["kept_aside"], told["sound"]) == (0, 1, True)
+        (result,) = json.loads(run("repair", root, TOPIC, "--json"))
+        assert (result["cut_bytes"], result["kept_aside"], result["sound"]) == (0, 1, True)
     run("verify", root, TOPIC)
     in_file, in_quarantine = json.loads(run("inspect", root, TOPIC, "--json"))["findings"]
     assert in_file["kind"] == in_quarantine["kind"] == "quarantined"
@@ -95,16 +95,16 @@ def test_tail_prints_from_any_offset(root):
         assert run("tail", root, TOPIC, "-n", 2).splitlines() == ["0\t0", "1\t1"]
         assert run("tail", root, TOPIC, "--from", "latest") == ""
         assert run("tail", root, TOPIC, "--from", 3, "-n", 1, "--follow") == "3\t3\n"
-        told = json.loads(run("tail", root, TOPIC, "-n", 1, "--json"))
-        assert (told["offset"], told["payload"], told["key"]) == (0, "0", "k")
+        result = json.loads(run("tail", root, TOPIC, "-n", 1, "--json"))
+        assert (result["offset"], result["payload"], result["key"]) == (0, "0", "k")
     run("tail", root, TOPIC, "--from", "yesterday", code=2)
     run("tail", root, "default/none", code=2)
 
 
 def test_produce_appends_arguments_or_input_lines(root):
     """It is refused while another process has the directory."""
-    told = json.loads(run("produce", root, TOPIC, "x", "y", "--attribute", "a=b", "--json"))
-    assert told["offsets"] == [8, 9]
+    result = json.loads(run("produce", root, TOPIC, "x", "y", "--attribute", "a=b", "--json"))
+    assert result["offsets"] == [8, 9]
     assert "offsets 10 to 11" in run("produce", root, TOPIC, text="one\ntwo\n")
     found = list(TopicFiles(str(root), TOPIC).read(8))
     assert [message.payload for message in found] == [b"x", b"y", b"one", b"two"]

@@ -76,8 +76,8 @@ def test_repetition_after_a_crash_appends_each_message_once(sync_every):
     for disk in disks:
         with open_topics(disk, rotate_max_bytes=300) as again:
             edge = again.topic(TOPIC).producer("edge")
-            behind = 0 if edge.last_sequence is None else edge.last_sequence
-            for number in range(max(0, behind - 2), 8):
+            after = 0 if edge.last_sequence is None else edge.last_sequence
+            for number in range(max(0, after - 2), 8):
                 edge.append(text(number), sequence=number)
             assert payloads(again.topic(TOPIC)) == [text(number) for number in range(8)]
 

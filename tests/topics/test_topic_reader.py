@@ -274,9 +274,9 @@ class Objects:
         return self
 
     def take(self, offset: int, end: int) -> ColdPiece | ColdLost | None:
-        for first, behind in self.ranges:
-            if first <= offset < behind:
-                stop = min(behind, end, offset + 3)
+        for first, after in self.ranges:
+            if first <= offset < after:
+                stop = min(after, end, offset + 3)
                 if self.damaged is not None and self.damaged[0] < stop and offset < self.damaged[1]:
                     if offset >= self.damaged[0]:
                         return ColdLost(offset, self.damaged[1], "data-0-9.dnb1", 77, "its checksum differs")
@@ -287,10 +287,10 @@ class Objects:
         return None
 
     def next_offset(self, offset: int) -> int | None:
-        return min((max(first, offset) for first, behind in self.ranges if behind > offset), default=None)
+        return min((max(first, offset) for first, after in self.ranges if after > offset), default=None)
 
     def offset_at(self, time_ms: int) -> int | None:
-        return next((at for first, behind in self.ranges for at in range(first, behind) if at >= time_ms), None)
+        return next((at for first, after in self.ranges for at in range(first, after) if at >= time_ms), None)
 
     def maintain(self) -> None: ...
 

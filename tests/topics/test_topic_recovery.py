@@ -68,11 +68,11 @@ def test_the_checkpoint_describes_the_files():
     fs = filled(30, rotate_max_bytes=1500)
     answer = decode_wal_checkpoint(read_file(fs, CHECKPOINT))
     assert isinstance(answer, Frame)
-    told = answer.value
-    assert (told.start_offset, told.last_offset, told.file_seq) == (0, 29, len(told.rotated_files))
-    assert told.file_path == told.active_file_name == f"wal.{told.file_seq}.log"
-    assert next(first for _, _, first in told.rotated_files) == 0
-    assert told.last_rotation_at is not None
+    reported = answer.value
+    assert (reported.start_offset, reported.last_offset, reported.file_seq) == (0, 29, len(reported.rotated_files))
+    assert reported.file_path == reported.active_file_name == f"wal.{reported.file_seq}.log"
+    assert next(first for _, _, first in reported.rotated_files) == 0
+    assert reported.last_rotation_at is not None
 
 
 def test_the_offset_of_a_lost_synced_message_is_not_reused():

@@ -197,5 +197,5 @@ def test_a_command_runs_itself_when_the_owner_ends(root):
 def test_the_error_for_an_owner_without_maintenance_has_the_remedy(root):
     """It names the owner."""
     with TopicStore.open(root, background=False):
-        told = run("seek", root, TOPIC, "billing", "--to", 5, "--wait", 0.01, code=1)
-    assert "did not take the request within 0.01 s: stop it, or let it call TopicStore.maintain" in told
+        reported = run("seek", root, TOPIC, "billing", "--to", 5, "--wait", 0.01, code=1)
+    assert "did not take the request within 0.01 s: stop it, or let it call TopicStore.maintain" in reported

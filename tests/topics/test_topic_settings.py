@@ -187,29 +187,29 @@ def test_fsync_interval_bounds_the_age_of_unsynced_messages():
 
 def test_a_sync_is_due_by_time_and_by_size():
     """After the interval since the first unsynced append, or immediately after a number of bytes; per file."""
-    told: list[bool] = []
+    reports: list[bool] = []
     with open_topics(CrashFileSystem(), fsync_max_batch_bytes=1_000, rotate_max_bytes=5_000) as store:
         log = store.topic("default/orders")
-        log._engine.wal._on_dirty = told.append
+        log._engine.wal._on_dirty = reports.append
         log.append(bytes(100))
         log.append(bytes(100))
-        assert told == [False]
-        while told == [False]:
+        assert reports == [False]
+        while reports == [False]:
             log.append(bytes(100))
-        assert told == [False, True]
+        assert reports == [False, True]
         assert 1_000 <= log.stats()["disk_bytes"] < 1_300
         log.flush()
         log.append(bytes(100))
-        assert told == [False, True, False]
+        assert reports == [False, True, False]
         log.append_batch([bytes(500)] * 3)
-        assert told == [False, True, False, True]
+        assert reports == [False, True, False, True]
         log._engine.wal.rotate()
-        del told[:]
+        del reports[:]
         log.append(bytes(100))
-        assert told == [False]
+        assert reports == [False]
         log.flush()
         log.append(bytes(2_000))
-        assert told == [False, True]
+        assert reports == [False, True]
 
 
 def test_an_opened_file_counts_as_synced():
@@ -217,12 +217,12 @@ def test_an_opened_file_counts_as_synced():
     fs = CrashFileSystem()
     with open_topics(fs) as store:
         store.topic("default/orders").append(bytes(5_000))
-    told: list[bool] = []
+    reports: list[bool] = []
     with open_topics(fs, fsync_max_batch_bytes=1_000) as store:
         log = store.topic("default/orders")
-        log._engine.wal._on_dirty = told.append
+        log._engine.wal._on_dirty = reports.append
         log.append(b"x")
-        assert told == [False]
+        assert reports == [False]
 
 
 def test_fsync_max_batch_bytes_bounds_unsynced_bytes():

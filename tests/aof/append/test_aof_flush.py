@@ -340,8 +340,8 @@ def test_every_gauge_has_a_value():
     def collected():
         clock.advance(1)
         points = {}
-        told = reader.get_metrics_data()
-        for resource in told.resource_metrics if told is not None else ():
+        reported = reader.get_metrics_data()
+        for resource in reported.resource_metrics if reported is not None else ():
             for scope in resource.scope_metrics:
                 for metric in scope.metrics:
                     for point in metric.data.data_points:

@@ -99,22 +99,24 @@ def test_an_unknown_kind_is_skipped():
 
 def test_every_flipped_bit_of_a_chunk_is_detected():
     """No flipped bit makes the decoder raise; every bit under the checksum is reported as damage."""
-    whole = HEADER + RECORDS
-    for bit in range(len(whole) * 8):
-        flipped = bytearray(whole)
+    complete = HEADER + RECORDS
+    for bit in range(len(complete) * 8):
+        flipped = bytearray(complete)
         flipped[bit // 8] ^= 1 << bit % 8
         answer = decode_chunk(memoryview(flipped))
         if bit // 8 >= CHUNK_HEADER_BYTES:
             assert isinstance(answer, Damage), bit
         else:
-            assert isinstance(answer, Damage | NeedMore) or answer.value[0] != decode_chunk(memoryview(whole)).value[0]
+            assert (
+                isinstance(answer, Damage | NeedMore) or answer.value[0] != decode_chunk(memoryview(complete)).value[0]
+            )
 
 
 def test_every_prefix_of_a_chunk_needs_more():
     """The decoder requests the missing bytes."""
-    whole = HEADER + RECORDS
-    for size in range(len(whole)):
-        assert isinstance(decode_chunk(memoryview(whole[:size])), NeedMore)
+    complete = HEADER + RECORDS
+    for size in range(len(complete)):
+        assert isinstance(decode_chunk(memoryview(complete[:size])), NeedMore)
 
 
 def test_an_empty_chunk_has_no_records():

@@ -41,7 +41,7 @@ MAGICS = {
 
 def examples_of(kind: str) -> dict[str, tuple[bytes, Any]]:
     found = re.findall(r"^```hex (\w+)\n(.*?)```\n\n```json\n(.*?)```", page_of(kind), re.MULTILINE | re.DOTALL)
-    return {name: (bytes.fromhex(text), json.loads(said)) for name, text, said in found}
+    return {name: (bytes.fromhex(text), json.loads(reported)) for name, text, reported in found}
 
 
 def value_of(answer: Any) -> Any:
@@ -90,46 +90,46 @@ def test_manifest_kinds_match_the_layouts():
     """Every kind is on the page with its number, and with as many fields as its layout."""
     rows = re.findall(r"^\| (\d+) \| ([A-Z]\w+) \| (.*) \|$", page_of("aof-manifest"), re.MULTILINE)
     assert [(int(number), name) for number, name, _ in rows] == [(event.value, event.name) for event in Event]
-    for number, _, said in rows:
+    for number, _, reported in rows:
         layout = LAYOUTS[Event(int(number))]
-        widths = re.findall(r"\bu(8|16|32|64)\b", said)
+        widths = re.findall(r"\bu(8|16|32|64)\b", reported)
         plain = [{"8": "B", "16": "H", "32": "I", "64": "Q"}[width] for width in widths]
         if set(layout) <= set("BHIQ"):
-            assert plain == list(layout), said
+            assert plain == list(layout), reported
 
 
 def test_the_segment_example_decodes_to_its_values():
     """Header, records and footer decode to the values next to them."""
     found = examples_of("aof-segment")
-    header, said = found["header"]
-    assert dataclasses.asdict(value_of(decode_header(memoryview(header)))) == said
-    footer, said = found["footer"]
-    assert dataclasses.asdict(value_of(decode_footer(memoryview(footer)))) == said
-    records, said = found["records"]
+    header, expected = found["header"]
+    assert dataclasses.asdict(value_of(decode_header(memoryview(header)))) == expected
+    footer, expected = found["footer"]
+    assert dataclasses.asdict(value_of(decode_footer(memoryview(footer)))) == expected
+    records, expected = found["records"]
     view = memoryview(records)
-    assert [[one.timestamp, one.ext_id, bytes(one.payload).decode()] for one in entries(view, 0, len(view))] == said
+    assert [[one.timestamp, one.ext_id, bytes(one.payload).decode()] for one in entries(view, 0, len(view))] == expected
 
 
 def test_the_pointer_example_decodes_to_its_values():
     """The pointer decodes to the values next to it."""
-    data, said = examples_of("aof-pointer")["pointer"]
-    assert dataclasses.asdict(value_of(decode_pointer(memoryview(data)))) == said
+    data, expected = examples_of("aof-pointer")["pointer"]
+    assert dataclasses.asdict(value_of(decode_pointer(memoryview(data)))) == expected
 
 
 def test_the_manifest_example_decodes_to_its_records():
     """The chunk decodes to the records next to it."""
-    data, said = examples_of("aof-manifest")["chunk"]
+    data, expected = examples_of("aof-manifest")["chunk"]
     _, records = value_of(decode_chunk(memoryview(data)))
     assert [
         [one.kind, one.segment_id, one.logical_offset, one.timestamp_ms, list(one.fields)] for one in records
-    ] == said
+    ] == expected
 
 
 def test_the_warm_example_decodes_to_its_frames():
     """The table decodes to the documented frames, and frames have the documented size."""
-    data, said = examples_of("aof-warm")["table"]
+    data, expected = examples_of("aof-warm")["table"]
     frames = value_of(decode_seek_table(memoryview(data), 140 + len(data)))
-    assert [list(dataclasses.astuple(one)) for one in frames] == said
+    assert [list(dataclasses.astuple(one)) for one in frames] == expected
     assert f"each of {FRAME_BYTES} bytes" in page_of("aof-warm")
     assert f"`0x{SKIPPABLE_MAGIC:X}`" in page_of("aof-warm")
 
@@ -138,9 +138,9 @@ def test_the_durability_example_round_trips():
     """The text is the encoding of the values below it, and decodes to these values."""
     page = page_of("aof-durability")
     text = re.findall(r"^```text\n(.*?)\n```", page, re.MULTILINE)[0].encode()
-    said = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
+    decoded = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
     found = value_of(decode_durability(memoryview(text)))
-    assert [dataclasses.asdict(one) for one in found] == said
+    assert [dataclasses.asdict(one) for one in found] == decoded
     assert encode_durability(found) == text
 
 
@@ -148,17 +148,17 @@ def test_the_status_example_round_trips():
     """The text is the encoding of the values below it, and decodes to these values."""
     page = page_of("aof-status")
     text = re.findall(r"^```text\n(.*?)\n```", page, re.MULTILINE)[0].encode()
-    said = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
+    decoded = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
     found = value_of(decode_status(memoryview(text)))
-    assert dataclasses.asdict(found) == said
+    assert dataclasses.asdict(found) == decoded
     assert encode_status(found) == text
 
 
 def test_the_index_example_decodes_to_its_marks():
     """The index decodes to the marks next to it."""
-    data, said = examples_of("aof-index")["index"]
+    data, expected = examples_of("aof-index")["index"]
     found = value_of(decode_index(memoryview(data)))
-    assert {**dataclasses.asdict(found), "marks": [list(mark) for mark in found.marks]} == said
+    assert {**dataclasses.asdict(found), "marks": [list(mark) for mark in found.marks]} == expected
 
 
 def test_the_sink_example_is_the_encoded_text():

@@ -163,8 +163,8 @@ def test_records_of_any_length_are_scanned(payloads, junk):
     scan = scan_records(memoryview(data + bytes(24)), 0, len(data) + 24)
     assert (scan.record_count, scan.end, scan.damage) == (len(payloads), len(data), None)
     assert scan.checksum == (checksum_of(b"".join(payloads)) if payloads else 0)
-    behind = scan_records(memoryview(data + junk), 0, len(data) + len(junk))
-    assert behind.record_count >= len(payloads)
+    after = scan_records(memoryview(data + junk), 0, len(data) + len(junk))
+    assert after.record_count >= len(payloads)
 
 
 @settings(max_examples=200)

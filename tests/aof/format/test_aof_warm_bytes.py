@@ -75,13 +75,13 @@ def test_a_packed_segment_round_trips(sizes):
     view, end, footer = segment(*(bytes([65 + number]) * size for number, size in enumerate(sizes)))
     data = b"".join(pack(view, end, footer, level=3))
     found = opened(data)
-    whole = b"".join(found.plain())
-    assert (whole, found.end, found.footer) == (bytes(view[:end]), end, footer)
-    assert records_problem(memoryview(whole), found.header, footer) is None
+    complete = b"".join(found.plain())
+    assert (complete, found.end, found.footer) == (bytes(view[:end]), end, footer)
+    assert records_problem(memoryview(complete), found.header, footer) is None
     for start, stop in ((64, end), (end - 1, end), (end, end + 5), (FRAME_BYTES - 3, FRAME_BYTES + 3), (0, 1)):
-        assert found.read(start, stop) == whole[start:stop]
+        assert found.read(start, stop) == complete[start:stop]
     plain = pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
-    assert plain == whole + encode_footer(footer)
+    assert plain == complete + encode_footer(footer)
 
 
 def test_damage_is_never_accepted_as_a_segment():
@@ -96,15 +96,15 @@ def test_damage_is_never_accepted_as_a_segment():
     for wound in wounds:
         try:
             found = opened(wound)
-            whole = b"".join(found.plain())
+            complete = b"".join(found.plain())
         except CorruptionError:
             continue
-        same = (whole, found.footer) == (bytes(view[:end]), footer)
-        problem = records_problem(memoryview(whole), found.header, footer)
+        same = (complete, found.footer) == (bytes(view[:end]), footer)
+        problem = records_problem(memoryview(complete), found.header, footer)
         assert (
             same
             or problem is not None
-            or [one.payload for one in records(whole)] == [one.payload for one in records(view[:end])]
+            or [one.payload for one in records(complete)] == [one.payload for one in records(view[:end])]
         )
         assert found.checksum() != crc64_nvme(data)
 

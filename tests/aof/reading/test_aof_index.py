@@ -69,8 +69,8 @@ def test_a_search_finds_the_same_record_as_a_scan():
     answer = decode_index(memoryview(data))
     assert isinstance(answer, Frame)
     assert len(answer.value.marks) >= 2
-    told = AOF_FILES.describe(names[0], memoryview(data), rows_max=1)
-    assert (told.kind, told.is_intact, len(told.tables["marks"])) == ("aof index", True, 1)
+    description = AOF_FILES.describe(names[0], memoryview(data), rows_max=1)
+    assert (description.kind, description.is_intact, len(description.tables["marks"])) == ("aof index", True, 1)
     filled.manager.close()
     with open_manager(filled.fs, filled.config) as manager:
         filled.check(manager.log("orders"))

@@ -179,9 +179,9 @@ def test_damage_preserves_complete_records():
     log.close()
     (name,) = fs.list_dir(FOLDER)
     path = f"{FOLDER}/{name}"
-    whole = fs.read_all(path, size_max=1 << 20)
-    wounds = [whole[:size] for size in range(0, len(whole), 37)]
-    wounds += [whole[:at] + bytes([whole[at] ^ 8]) + whole[at + 1 :] for at in range(0, len(whole), 23)]
+    complete = fs.read_all(path, size_max=1 << 20)
+    wounds = [complete[:size] for size in range(0, len(complete), 37)]
+    wounds += [complete[:at] + bytes([complete[at] ^ 8]) + complete[at + 1 :] for at in range(0, len(complete), 23)]
     for wound in wounds:
         one = disk()
         one.make_dirs(FOLDER)

@@ -42,18 +42,18 @@ def test_dump_shows_the_counts_of_a_live_writer(tmp_path):
         log.append_record(b"x" * 100)
         log.flush()
         log._context.run_status()
-        told = dumped(tmp_path)
-        assert (told["state"], told["held"], told["problem"]) == ("open", True, "")
-        assert told["writer"] == told["holder"] == f"pid {os.getpid()} quiver aof"
-        assert told["age_s"] >= 0
-        assert told["figures"]["appended_records"] == 1
-        assert told["figures"]["flush"]["synchronous_flushes"] == 1
-        assert told["figures"]["queues"] == {"seal": 0}
-        assert "the writer has the log open" in told["text"]
-        assert "synchronous_flushes" in told["text"]
-    told = dumped(tmp_path)
-    assert (told["state"], told["held"]) == ("closed", False)
-    assert "closed the log" in told["said"]
+        result = dumped(tmp_path)
+        assert (result["state"], result["held"], result["problem"]) == ("open", True, "")
+        assert result["writer"] == result["holder"] == f"pid {os.getpid()} quiver aof"
+        assert result["age_s"] >= 0
+        assert result["figures"]["appended_records"] == 1
+        assert result["figures"]["flush"]["synchronous_flushes"] == 1
+        assert result["figures"]["queues"] == {"seal": 0}
+        assert "the writer has the log open" in result["text"]
+        assert "synchronous_flushes" in result["text"]
+    result = dumped(tmp_path)
+    assert (result["state"], result["held"]) == ("closed", False)
+    assert "closed the log" in result["said"]
     assert "sound" in CliRunner().invoke(build_app(), ["aof", "verify", str(tmp_path)]).output
 
 
@@ -66,15 +66,15 @@ def test_the_status_of_a_dead_writer_is_shown_as_dead(tmp_path):
     (tmp_path / "orders" / "aof.status").write_bytes(kept)
     assert "no process on this machine has the log open" in dumped(tmp_path)["said"]
     lock = hold(REAL_FILES, str(tmp_path / "aof.lock"), owner="somebody else")
-    told = dumped(tmp_path)
-    assert f"stale: pid {os.getpid()} somebody else has the log open now" in told["said"]
-    assert told["figures"]["appended_records"] == 1
+    result = dumped(tmp_path)
+    assert f"stale: pid {os.getpid()} somebody else has the log open now" in result["said"]
+    assert result["figures"]["appended_records"] == 1
     lock.release()
     with AofManager.open(str(tmp_path), background=False) as manager:
         manager.log("orders")
-        told = dumped(tmp_path)
-        assert told["figures"] is None
-        assert told["said"] == f"no status of a writer; pid {os.getpid()} quiver aof has the log open"
+        result = dumped(tmp_path)
+        assert result["figures"] is None
+        assert result["said"] == f"no status of a writer; pid {os.getpid()} quiver aof has the log open"
     assert dumped(tmp_path)["said"] == "no status of a writer"
 
 
@@ -88,9 +88,9 @@ def test_a_damaged_status_is_ignored_with_a_message(tmp_path, data):
     with AofManager.open(str(tmp_path), background=False) as manager:
         manager.log("orders").append_record(b"x")
     (tmp_path / "orders" / "aof.status").write_bytes(data)
-    told = dumped(tmp_path)
-    assert told["figures"] is None
-    assert told["said"].startswith("the status file is ignored: not a writer's status")
+    result = dumped(tmp_path)
+    assert result["figures"] is None
+    assert result["said"].startswith("the status file is ignored: not a writer's status")
     checked = check_log_directory(REAL_FILES, "orders", str(tmp_path / "orders"), read_records=True)
     assert checked.is_intact
     assert [one.kind for one in checked.findings] == ["left over"]

@@ -93,13 +93,13 @@ def test_a_crash_at_any_step_keeps_durable_records(retention):
                 manager.log("orders").append_record(b"more")
             if retention.policy == "keep_all":
                 before = []
-            whole = before + found
+            complete = before + found
             if retention.action == "expire":
                 start = run.written.index(found[0]) if found else 0
-                whole = run.written[:start] + found
+                complete = run.written[:start] + found
             promised = written if index == len(SEEDS) else durable
-            assert whole == run.written[: len(whole)], (label, index)
-            assert len(whole) >= promised or (not found and retention.action == "expire"), (label, index)
+            assert complete == run.written[: len(complete)], (label, index)
+            assert len(complete) >= promised or (not found and retention.action == "expire"), (label, index)
             with open_manager(disk) as manager:
                 assert payloads(manager.log("orders")) == [*found, b"more"], (label, index)
 

@@ -92,8 +92,8 @@ def test_intact_records_after_damage_are_read(changes, lost):
             assert losses
             reader = log.open_reader(on_lost="skip")
             assert drained(reader) == (found, 0)
-            assert all(any(first <= ids[one] < behind for first, behind in reader.lost) for one in lost)
-            assert not any(first <= one < behind for first, behind in reader.lost for one in found)
+            assert all(any(first <= ids[one] < after for first, after in reader.lost) for one in lost)
+            assert not any(first <= one < after for first, after in reader.lost for one in found)
     assert new not in written
     assert check_log_directory(fs, "orders", LOG, read_records=True).damaged
 
@@ -120,8 +120,8 @@ def test_a_truncated_file_keeps_its_ids(left):
     """The ids of lost records are not reused, and readers report the loss."""
     fs, written = closed()
     cut(fs, tail_of(fs)[0], left)
-    whole = 3 + max(0, left - HEADER_BYTES) // RECORD_BYTES
-    expected = {one: written[one] for one in sorted(written)[:whole]}
+    complete = 3 + max(0, left - HEADER_BYTES) // RECORD_BYTES
+    expected = {one: written[one] for one in sorted(written)[:complete]}
     for reader in (beside(fs), None):
         if reader is None:
             with open_manager(fs) as manager:

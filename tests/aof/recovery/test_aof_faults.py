@@ -141,13 +141,13 @@ def test_waiters_get_an_error_when_a_log_is_closed_without_a_sync():
     log = manager.log("orders")
     record_id = log.append_record(b"one")
     fs.fail_on("sync", 1)
-    told: list[BaseException] = []
+    reports: list[BaseException] = []
 
     def wait() -> None:
         try:
             log.flush_until(record_id, timeout=1e9)
         except (NotDurableError, StoreClosedError) as error:
-            told.append(error)
+            reports.append(error)
 
     clock.held = threading.Thread(target=wait, daemon=True)
     clock.held.start()
@@ -158,8 +158,8 @@ def test_waiters_get_an_error_when_a_log_is_closed_without_a_sync():
     clock.held.join(10)
     clock.advance(2e9)  # a spinning thread would see its timeout now
     clock.held.join(10)
-    assert len(told) == 1
-    assert "closed" in str(told[0])
+    assert len(reports) == 1
+    assert "closed" in str(reports[0])
 
 
 def test_missing_records_are_not_durable():

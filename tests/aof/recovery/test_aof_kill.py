@@ -93,26 +93,26 @@ def reserved(log: Aof, size: int) -> Reservation:
 
 def killed_after(seconds: float, directory: str, first: int, chance: random.Random, uploads: bool) -> tuple[int, int]:
     """Return the numbers of records and of uploads that the child confirmed before it died."""
-    told = mmap.mmap(-1, mmap.PAGESIZE)
-    COUNT.pack_into(told, 0, first)
+    reported = mmap.mmap(-1, mmap.PAGESIZE)
+    COUNT.pack_into(reported, 0, first)
     pid = os.fork()
     if not pid:
         try:
-            work(directory, told, first, chance, uploads)
+            work(directory, reported, first, chance, uploads)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
     in_recovery = chance.random() < 0.25
     for _ in range(20_000):
-        if told[OPENED] or in_recovery:
+        if reported[OPENED] or in_recovery:
             break
         select.select([], [], [], 0.001)
     select.select([], [], [], seconds)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status), "the child ended by itself"
-    return COUNT.unpack_from(told)[0], COUNT.unpack_from(told, UPLOADED)[0]
+    return COUNT.unpack_from(reported)[0], COUNT.unpack_from(reported, UPLOADED)[0]
 
 
 def uploaded(directory: str, known: dict[str, tuple[int, int]]) -> int:
@@ -146,14 +146,14 @@ def test_a_killed_process_keeps_every_confirmed_record(
     there = grown = waited = 0
     for cycle in range(max(1, request.config.getoption("--kill-cycles") // (50 if uploads else 10))):
         seconds = chance.random() ** 2 * (0.4 if uploads else 0.06)
-        told, sent = killed_after(seconds, directory, there, chance, uploads)
+        reported, sent = killed_after(seconds, directory, there, chance, uploads)
         waited += sent > 0
         if sent:
             assert uploaded(directory, known) >= sent, f"cycle {cycle}"
         with AofManager.open(directory, config_of(directory, uploads), background=False) as manager:
             found = [one.payload for one in manager.log("orders").open_reader()]
             assert manager.log("orders").snapshot().quarantined == ()
-        assert len(found) >= told, f"cycle {cycle}"
+        assert len(found) >= reported, f"cycle {cycle}"
         assert found == [record(number) for number in range(len(found))], f"cycle {cycle}"
         grown += len(found) > there
         there = len(found)

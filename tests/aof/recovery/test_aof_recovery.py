@@ -142,15 +142,15 @@ def test_any_damage_to_the_tail_leaves_exactly_the_valid_prefix(data):
     file.close()
     with open_manager(fs) as manager:
         found = payloads(manager.log("orders"))
-    whole = 0
+    complete = 0
     while (
-        whole < len(records)
-        and after[ends[whole] : ends[whole + 1]][24:] == records[whole]
-        and (after[ends[whole] : ends[whole] + 8] == encode_record(records[whole], timestamp=0)[:8])
+        complete < len(records)
+        and after[ends[complete] : ends[complete + 1]][24:] == records[complete]
+        and (after[ends[complete] : ends[complete] + 8] == encode_record(records[complete], timestamp=0)[:8])
     ):
-        whole += 1
-    assert found == records[:whole]
-    assert whole >= sum(one <= at for one in ends[1:])
+        complete += 1
+    assert found == records[:complete]
+    assert complete >= sum(one <= at for one in ends[1:])
 
 
 def test_truncated_records_never_reappear():
@@ -194,14 +194,14 @@ def test_damage_in_the_durable_part_is_kept_and_reported():
     path, _ = tail_of(fs)
     overwrite(fs, path, HEADER_BYTES + 30, b"x")
     observer = InMemoryObserver()
-    told = []
-    observer.event = lambda name, **fields: told.append((name, fields.get("path"), fields.get("reason")))
+    reports = []
+    observer.event = lambda name, **fields: reports.append((name, fields.get("path"), fields.get("reason")))
     with AofManager.open(ROOT, tiny(), fs=fs, clock=ManualClock(), observer=observer, background=False) as manager:
         log = manager.log("orders")
         assert [record.payload for record in log.open_reader(on_lost="skip")] == [b"b" * 50]
         assert [one.state for one in log.segment_snapshot()] == ["sealed"]
     reason = "damaged at 64, durable up to 212: checksum mismatch in a record of 50 bytes"
-    assert ("aof.recovery.damaged", path, reason) in told
+    assert ("aof.recovery.damaged", path, reason) in reports
     assert observer.counts["aof_recovery_findings_total", (("kind", "damaged"),)] == 1
 
 

@@ -270,8 +270,8 @@ def test_the_manifest_has_the_history_of_a_segment():
         counts = log.tiers.snapshot().counts
         assert first
         assert (counts.upload_failures, counts.uploads, counts.hydrations) == (2, 2, 1)
-        told = counts.as_dict()
-        assert (told["hydration_latency_samples"], told["hydration_latency_p99_ms"]) == (1, 0)
+        reported = counts.as_dict()
+        assert (reported["hydration_latency_samples"], reported["hydration_latency_p99_ms"]) == (1, 0)
         stream_id = log.stream_id
     path = f"{ROOT}/orders/{stream_folder(stream_id)}"
     chunk = f"{path}/{fs.list_dir(path)[-1]}"
@@ -444,8 +444,8 @@ def test_custom_events_are_recorded_in_the_manifest():
         assert log.snapshot().figures()["replay_chunk_lag_seconds"] > 4.9
     folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
     (name,) = fs.list_dir(folder)
-    told = AOF_FILES.describe(name, memoryview(fs.read_all(f"{folder}/{name}", size_max=1 << 20)))
-    assert "CUSTOM_EVENT" in str(told.tables) or "custom_event" in str(told.tables)
+    description = AOF_FILES.describe(name, memoryview(fs.read_all(f"{folder}/{name}", size_max=1 << 20)))
+    assert "CUSTOM_EVENT" in str(description.tables) or "custom_event" in str(description.tables)
     with pytest.raises(StoreClosedError):
         tiers.write_custom_event(1, b"")
 

@@ -74,9 +74,9 @@ def test_an_invalid_report_is_reported_by_path(store_dir, call, shape):
         path.write_bytes(b"{" if shape == "garbage" else b" " * 10_000_000)
     for command in ("subscribers", "top"):
         result = call(command, store_dir)
-        said = result.output + (result.stderr if command == "top" else "")
-        assert str(path) in said
-        assert "its exporter replaces it" in said
+        output = result.output + (result.stderr if command == "top" else "")
+        assert str(path) in output
+        assert "its exporter replaces it" in output
         assert "fast" in result.output
         assert result.exit_code == (1 if command == "subscribers" else 0)
     assert "too large" in of_slow(call("subscribers", store_dir, "--json"))["report_problem"] or shape != "huge"

@@ -47,8 +47,8 @@ def test_checklist_10_ids_are_deltas_unless_the_field_states_an_encoding():
 
 
 def test_checklist_10_the_encoding_applies_inside_resource_and_scope():
-    for said, expected in ((None, [0, 1, 2]), (b"delta", [0, 1, 2]), (b"plain", [0, 1, 1])):
-        field = pa.field("id", U16, metadata={ENCODING: said} if said else None)
+    for reported, expected in ((None, [0, 1, 2]), (b"delta", [0, 1, 2]), (b"plain", [0, 1, 1])):
+        field = pa.field("id", U16, metadata={ENCODING: reported} if reported else None)
         struct = pa.StructArray.from_arrays([pa.array([0, 1, 1], U16)], fields=[field])
         found = plain_ids(30, pa.RecordBatch.from_pydict({"resource": struct, "scope": struct}))
         for name in ("resource", "scope"):

@@ -91,10 +91,10 @@ def test_an_end_of_stream_mark_is_refused():
 
 def test_checklist_20_truncated_ipc_messages_are_fewer_or_refused():
     data = ipc(BATCH)
-    whole = parse_messages(data)
+    complete = parse_messages(data)
     for end in range(len(data)):
         try:
-            assert parse_messages(data[:end]) == whole[: len(parse_messages(data[:end]))] != whole
+            assert parse_messages(data[:end]) == complete[: len(parse_messages(data[:end]))] != complete
         except ConversionError as refused:
             assert str(refused).startswith("IPC: ")
 

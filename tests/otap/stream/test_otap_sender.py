@@ -83,7 +83,7 @@ def sender(receiver):
 @pytest.mark.parametrize("case", [case for case in CASES if case.endswith(("_sdk", "_rich", "_kinds", "anyvalue"))])
 def test_sent_requests_arrive(sender, store, case):
     signal = CASES[case]["signal"]
-    whole, arrived = REQUESTS[VIEW_OF[signal]](), REQUESTS[VIEW_OF[signal]]()
+    complete, arrived = REQUESTS[VIEW_OF[signal]](), REQUESTS[VIEW_OF[signal]]()
     for name in CASES[case]["otlp"][:3]:
         request = parsed(bytes_of(name), signal)
         for resource_items in getattr(request, request.DESCRIPTOR.fields[0].name):
@@ -93,10 +93,10 @@ def test_sent_requests_arrive(sender, store, case):
                         for metric in scope_items.metrics:
                             metric.ClearField("metadata")  # sent only when asked for
         assert sender.send(signal, request.SerializeToString()).outcome == "confirmed"
-        whole.MergeFrom(request)
+        complete.MergeFrom(request)
     for bundle in store.kept:
         arrived.MergeFrom(parsed(to_otlp(bundle, signal), signal))
-    assert said(arrived, ordered=False) == said(whole, ordered=False)
+    assert said(arrived, ordered=False) == said(complete, ordered=False)
 
 
 @pytest.mark.parametrize("method", ["none", "gzip"])

@@ -201,9 +201,9 @@ def test_metadata_of_metrics_is_not_sent_by_default():
     metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m", metadata=[KeyValue(key="k")])
     assert metric.metadata
     made = tables_of(request.SerializeToString(), "metrics")
-    for told in (False, True):
-        (batch,) = StreamEncoder("metrics", metric_metadata=told).encode(made)
-        assert (26 in StreamDecoder("metrics").try_decode(batch.message).tables) == told
+    for reported in (False, True):
+        (batch,) = StreamEncoder("metrics", metric_metadata=reported).encode(made)
+        assert (26 in StreamDecoder("metrics").try_decode(batch.message).tables) == reported
 
 
 # -- accepted and refused messages ------------------------------------------------------------------------

@@ -119,8 +119,8 @@ def test_dictionaries_inside_structs_keep_only_used_values():
     struct = pa.StructArray.from_arrays(
         [inner, pa.array([1, 2, 3])], ["text", "number"], mask=pa.array([False, True, False])
     )
-    whole = pa.RecordBatch.from_arrays([struct, pa.array([1, 2, 3])], names=["origin", "plain"])
-    validated = StreamDictionaries().validated(whole)
+    complete = pa.RecordBatch.from_arrays([struct, pa.array([1, 2, 3])], names=["origin", "plain"])
+    validated = StreamDictionaries().validated(complete)
     validated.validate(full=True)
-    assert validated.to_pylist() == whole.to_pylist()
+    assert validated.to_pylist() == complete.to_pylist()
     assert len(validated.column(0).field(0).dictionary) == 2

@@ -47,14 +47,14 @@ def some_value(dice: random.Random) -> AnyValue:
 def nested(dice: random.Random, *, is_map: bool) -> bytes:
     """Return a value with either kind of length; keys are like values."""
     values = [some_value(dice) for _ in range(dice.randrange(5))]
-    whole = AnyValue()
-    whole.array_value.SetInParent() if not is_map else whole.kvlist_value.SetInParent()
+    complete = AnyValue()
+    complete.array_value.SetInParent() if not is_map else complete.kvlist_value.SetInParent()
     for at, value in enumerate(values):
         if is_map:
-            whole.kvlist_value.values.add(key=f"key {at}" * (at + 1), value=value)
+            complete.kvlist_value.values.add(key=f"key {at}" * (at + 1), value=value)
         else:
-            whole.array_value.values.add().CopyFrom(value)
-    data = encode_value(whole)
+            complete.array_value.values.add().CopyFrom(value)
+    data = encode_value(complete)
     return data if dice.random() < 0.5 else bytes([data[0] & 0xE0 | len(values)]) + data[1:-1]
 
 
@@ -81,10 +81,10 @@ def test_only_valid_values_are_counted(is_map):
     dice = random.Random(2)
     known = 0
     for _ in range(30):
-        whole = nested(dice, is_map=is_map)
-        changed = [whole[:at] for at in range(min(len(whole), 40))] + [whole + b"\x00", whole + b"\xff"]
-        for at in range(min(len(whole), 25)):
-            flipped = bytearray(whole)
+        complete = nested(dice, is_map=is_map)
+        changed = [complete[:at] for at in range(min(len(complete), 40))] + [complete + b"\x00", complete + b"\xff"]
+        for at in range(min(len(complete), 25)):
+            flipped = bytearray(complete)
             flipped[at] ^= 1 << dice.randrange(8)
             changed.append(bytes(flipped))
         for data in changed:

@@ -86,8 +86,8 @@ def nested(number: int) -> AnyValue:
     value = AnyValue()
     pair = value.kvlist_value.values.add(key=f"key {number}")
     values = pair.value.array_value.values
-    for whole in (number, -number - 1, 23, 24, 300, 70_000, 2**40, -(2**63), 2**63 - 1):
-        values.add(int_value=whole)
+    for complete in (number, -number - 1, 23, 24, 300, 70_000, 2**40, -(2**63), 2**63 - 1):
+        values.add(int_value=complete)
     for text in ("", "é" * number, "x" * 300):
         values.add(string_value=text)
     values.add(double_value=-0.0)

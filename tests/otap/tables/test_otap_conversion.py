@@ -199,11 +199,11 @@ def test_more_records_than_ids_become_several_sets_of_tables(most, monkeypatch):
     converted = tables_of_request(request.SerializeToString(), "logs")
     assert isinstance(converted, Converted)
     assert [tables[30].num_rows for tables in converted.tables] == [most, 1]
-    whole = REQUESTS["logs"]()
+    complete = REQUESTS["logs"]()
     for tables in converted.tables:
-        whole.MergeFrom(restored(tables, "logs"))
-    assert len(whole.resource_logs) == 2
-    assert whole.resource_logs[1].scope_logs[0].log_records[0] == records[-1]
+        complete.MergeFrom(restored(tables, "logs"))
+    assert len(complete.resource_logs) == 2
+    assert complete.resource_logs[1].scope_logs[0].log_records[0] == records[-1]
 
 
 @pytest.mark.parametrize("signal", SIGNALS)

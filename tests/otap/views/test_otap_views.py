@@ -76,10 +76,10 @@ def test_no_requests_and_empty_requests_give_all_columns_without_rows(name):
 @pytest.mark.parametrize("name", VIEWS)
 def test_requested_columns_are_returned_in_order(name):
     data = next(path.read_bytes() for path in FILES if view_of(path) == name)
-    whole = decode_requests([data], name).batch
-    for column in whole.schema.names:
-        assert decode_requests([data], name, columns=[column]).batch.equals(whole.select([column]))
-    backwards = whole.schema.names[::-1]
+    complete = decode_requests([data], name).batch
+    for column in complete.schema.names:
+        assert decode_requests([data], name, columns=[column]).batch.equals(complete.select([column]))
+    backwards = complete.schema.names[::-1]
     assert decode_requests([data], name, columns=backwards).batch.schema.names == backwards
 
 

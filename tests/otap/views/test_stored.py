@@ -172,8 +172,8 @@ def test_invalid_tables_are_reported_and_the_others_have_rows():
     (group,) = decode_groups([*stored_requests(broken.batches, "logs"), *good], "logs")
     assert [index for index, _ in group.bad] == [0]
     assert group.batch.num_rows == group.rows[1] > 0
-    before, told, after = decode_groups([*good, StoredTables(broken.batches, "logs"), *good], "logs")
-    assert (before.first, told.first, after.first) == (0, 1, 2)
-    assert "column id is string" in told.bad[0][1]
-    assert told.batch.num_rows == 0
+    before, reported, after = decode_groups([*good, StoredTables(broken.batches, "logs"), *good], "logs")
+    assert (before.first, reported.first, after.first) == (0, 1, 2)
+    assert "column id is string" in reported.bad[0][1]
+    assert reported.batch.num_rows == 0
     assert before.batch.equals(after.batch)

@@ -129,8 +129,8 @@ def test_without_a_persistence_node_the_buffer_is_in_memory(tmp_path):
     assert not pipeline.is_durable
     settings = pipeline.buffers[0].config.settings
     assert (settings.durability, settings.size_cap_bytes) == ("segment_only", 64 * 1024 * 1024)
-    (said,) = [one for one in promises(pipeline) if "no persistence node" in one]
-    assert "up to 64 MiB wait in memory" in said
+    (lines,) = [one for one in promises(pipeline) if "no persistence node" in one]
+    assert "up to 64 MiB wait in memory" in lines
     placed = pipeline.placed(tmp_path)
     assert [Path(one.config.path).parent for one in placed.buffers] == [memory_directory(tmp_path)] * 2
     assert placed.routes["staged-remote"].config.path == placed.buffers[1].config.path
@@ -294,11 +294,11 @@ def test_an_unprotected_public_port_is_a_warning():
     metrics = 'metrics: {listen: "0.0.0.0:9000", insecure: true}'
     text = written("otlp > persistence", "second > persistence", more=metrics)
     text = text.replace('"127.0.0.1:4317"', '"0.0.0.0:4317", insecure: true')
-    said = promises(load_pipeline(text, source="p.yaml", values={})[0])
+    reported = promises(load_pipeline(text, source="p.yaml", values={})[0])
     safe = text.replace("insecure: true}", f"insecure: true, {tls}}}", 1)
 
     reach = "which other machines can reach, without tls and auth"
-    assert [one for one in said if one.startswith("Warning")] == [
+    assert [one for one in reported if one.startswith("Warning")] == [
         f"Warning: otlp listens on 0.0.0.0:4317, {reach} (or tls.client_ca_file), as insecure: true allows.",
         f"Warning: metrics listens on 0.0.0.0:9000, {reach}, as insecure: true allows.",
     ]

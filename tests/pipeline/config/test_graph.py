@@ -240,8 +240,8 @@ def test_a_store_without_input_is_refused():
     more = "  more:\n    kind: processor\n    plugin_urn: urn:otap:processor:persistence\n    config: {path: x}\n"
 
     assert refused(GOOD + more) == (36, "no node feeds more: add it to the destinations of one")
-    behind = changed("          - parquet\n", "          - parquet\n          - more\n") + more
-    assert refused(behind) == (20, "persistence and more are both persistence nodes; one is enough here")
+    after = changed("          - parquet\n", "          - parquet\n          - more\n") + more
+    assert refused(after) == (20, "persistence and more are both persistence nodes; one is enough here")
 
 
 def test_a_file_in_place_of_a_store_is_refused(tmp_path):
@@ -274,9 +274,9 @@ def test_an_exporter_may_not_write_to_a_directory_in_use(config, reason):
     text = changed("          - parquet\n", "          - parquet\n          - second\n")
     text += f"  second:\n    kind: exporter\n    plugin_urn: urn:quiver:parquet:exporter\n    config: {config}\n"
 
-    line, said = refused(text)
+    line, reported = refused(text)
     assert line == 40
-    assert said.startswith(reason)
+    assert reported.startswith(reason)
 
 
 def test_the_limits_of_the_architecture_document_are_read():
@@ -320,8 +320,8 @@ def another_at(host):
 @pytest.mark.parametrize("host", ["localhost", "LocalHost", "0.0.0.0", "[::]"])
 def test_a_port_conflict_is_found_for_any_name_of_the_address(host):
     """Otherwise, the second receiver would retry forever to bind its port."""
-    said = f"again and otlp_receiver cannot both listen on {host}:4317, and 127.0.0.1:4317 is that port, too"
-    assert refused(GOOD + another_at(host))[1] == said
+    text = f"again and otlp_receiver cannot both listen on {host}:4317, and 127.0.0.1:4317 is that port, too"
+    assert refused(GOOD + another_at(host))[1] == text
 
     metrics = f'metrics: {{listen: "{host}:4317", insecure: true}}\n'
     assert refused(metrics + GOOD)[1].startswith("otlp_receiver and metrics cannot both listen")

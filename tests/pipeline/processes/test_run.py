@@ -163,18 +163,18 @@ def test_no_child_survives_a_killed_supervisor(command, tmp_path):
 def test_run_reports_when_its_ports_are_open(tmp_path):
     """Not for the ready file of an earlier process, and not while it stops."""
     pipeline = pipeline_of(tmp_path)
-    said = []
-    running = _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, said.append)
+    messages = []
+    running = _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, messages.append)
     (child,) = running.supervisor.children
     child.process, child.state = SimpleNamespace(pid=7), "running"
     write_ready(tmp_path, INGEST_READY, {"listening": ["127.0.0.1:4318"]})
     running.supervisor.state = "stopping"
     running.report_when_ready()
-    assert said == []
+    assert messages == []
     running.supervisor.state = "running"
     child.process = SimpleNamespace(pid=os.getpid())
     running.report_when_ready()
-    assert said == ["ready: listens on 127.0.0.1:4318"]
+    assert messages == ["ready: listens on 127.0.0.1:4318"]
 
 
 CONSOLE = """\
@@ -193,7 +193,7 @@ def test_a_failed_reload_changes_nothing(tmp_path, monkeypatch):
     config = 'config: {path: "{{directory}}/buffer"}\n'
     text = PIPELINE.replace(config, f"out_ports: {{o: {{destinations: [screen]}}}}\n    {config}{CONSOLE}")
     with_spark = load_pipeline(text, source="p.yaml", values={"directory": str(tmp_path), "port": "4318"})[0]
-    said = []
+    messages = []
 
     def fails(error):
         def reread():
@@ -211,11 +211,11 @@ def test_a_failed_reload_changes_nothing(tmp_path, monkeypatch):
         fails(PermissionError(errno.EACCES, "Permission denied", "/there/buffer")),
     ]
     for reread in rereads:
-        running = _Running(pipeline, RunOptions([], tmp_path), tmp_path, reread, said.append)
+        running = _Running(pipeline, RunOptions([], tmp_path), tmp_path, reread, messages.append)
         running._on_reload(running.supervisor)
         assert (running.pipeline, len(running.supervisor.children)) == (pipeline, 1)
 
-    assert said == [
+    assert messages == [
         "not reloaded: there is no Java",
         "not reloaded: No module named 'pyarrow'",
         f"not reloaded: [Errno {errno.EACCES}] Permission denied: '/there/buffer'",
@@ -226,10 +226,10 @@ def test_a_full_disk_or_a_closed_pipe_does_not_stop_the_pipeline(tmp_path):
     """Nothing reads its output, or its state file cannot be written: neither is a reason to stop the children."""
     pipeline = pipeline_of(tmp_path)
     (tmp_path / "state.json").mkdir()  # Not even root can replace a directory.
-    said = []
+    messages = []
 
     def say(what):
-        said.append(what)
+        messages.append(what)
         raise BrokenPipeError(errno.EPIPE, "nobody reads any more")
 
     running = _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, say)
@@ -237,4 +237,4 @@ def test_a_full_disk_or_a_closed_pipe_does_not_stop_the_pipeline(tmp_path):
     running.supervisor.children.clear()
     assert running.supervisor.run() == 0
     running._on_change(running.supervisor, "ingest died")
-    assert said == ["ingest died"]
+    assert messages == ["ingest died"]

@@ -64,10 +64,10 @@ def test_the_file_of_the_architecture_document_runs(tmp_path):
         call(otap_in, request(3))
         for directory in ("otap", "otlp"):
             run.until(lambda where=tmp_path / directory: bodies(where) == records(0, 1, 2, 3))
-        said = run.stop()
+        output = run.stop()
 
-    assert "Each of the 2 exporters receives everything" in said
-    assert "remain" not in said
+    assert "Each of the 2 exporters receives everything" in output
+    assert "remain" not in output
     with quiver.open(tmp_path / "buffer") as store:
         assert [store.register(name).lag().pending_bundles for name in ("otap_exporter", "otlp_exporter")] == [0, 0]
 
@@ -86,8 +86,8 @@ def test_the_file_of_the_newer_structure_runs(tmp_path):
     with Run(tmp_path, EXAMPLES / "otel-dataflow-v1.yaml", values, "--drain", "200ms") as run:
         run.post(http_in, request(0))
         run.post(http_in, request(1))
-        said = run.stop()
-    assert f"exporter: 2 bundles remain in {tmp_path}/buffer, for the next start" in said
+        output = run.stop()
+    assert f"exporter: 2 bundles remain in {tmp_path}/buffer, for the next start" in output
 
     with otlp_server(tmp_path / "far", out), Run(tmp_path, EXAMPLES / "otel-dataflow-v1.yaml", values) as run:
         run.until(lambda: bodies(tmp_path / "far") == records(0, 1))
@@ -110,11 +110,11 @@ def test_a_pipeline_in_memory_delivers_while_it_runs(tmp_path):
             run.until(lambda: bodies(tmp_path / "far") == records(0))
         assert memory.is_dir()
         run.post(http_in, request(1))
-        said = run.stop()
+        output = run.stop()
 
-    assert "There is no persistence node: up to 256 MiB wait in memory" in said
-    assert "otlp_exporter: 1 bundles remain in" in said
-    assert "which is in memory, and are lost" in said
+    assert "There is no persistence node: up to 256 MiB wait in memory" in output
+    assert "otlp_exporter: 1 bundles remain in" in output
+    assert "which is in memory, and are lost" in output
     assert not memory.exists()
 
 
@@ -239,10 +239,10 @@ def test_a_query_between_buffer_and_files_exports_once(tmp_path):
         os.kill(run.children()["spark"]["pid"], signal.SIGKILL)
         run.post(http_in, request(2, severity=18))
         run.until(lambda: len(found()) == 2, 150)
-        said = run.stop()
+        output = run.stop()
 
     assert ["record 1" in found()[0] or "record 1" in found()[1], len(found())] == [True, 2]
-    assert "spark died (signal 9)" in said
+    assert "spark died (signal 9)" in output
 
 
 @pytest.mark.slow
@@ -297,12 +297,12 @@ def test_a_stop_drains_in_the_order_of_the_graph(tmp_path):
         run.until(lambda: "ready: listens" in run.said, 150)
         for number in range(3):
             run.post(http_in, request(number))
-        said = run.stop(200)
+        output = run.stop(200)
 
     assert bodies(tmp_path / "far") == records(0, 1, 2)
     lines = [line for path in (tmp_path / "files").glob("*/*.jsonl") for line in path.read_text().splitlines()]
     assert len(lines) == 3
-    assert "remain" not in said
+    assert "remain" not in output
 
 
 def parquet_bodies(directory):
@@ -352,10 +352,10 @@ def test_an_exporter_without_a_destination_does_not_block_another(tmp_path):
         with otlp_server(tmp_path / "far", out):
             run.until(lambda: set(bodies(tmp_path / "far")) == set(records(*range(11))), 150)
         run.until(lambda: parquet_bodies(parquet) == records(*range(11)), 150)
-        said = run.stop()
+        output = run.stop()
 
-    assert "spark died (signal 9)" in said
-    assert "remain" not in said
+    assert "spark died (signal 9)" in output
+    assert "remain" not in output
 
 
 @pytest.mark.slow

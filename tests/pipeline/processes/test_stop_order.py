@@ -167,10 +167,10 @@ class Query:
 @pytest.fixture
 def exports(tmp_path, monkeypatch):
     """Return a query into a buffer, a query out of it, their calls, and the gate of the first."""
-    said, gate, open_gate = [], threading.Event(), threading.Event()
+    messages, gate, open_gate = [], threading.Event(), threading.Event()
     open_gate.set()
     buffer = str(tmp_path / "buffer")
-    queries = {"into": Query("into", said, gate), "behind": Query("behind", said, open_gate)}
+    queries = {"into": Query("into", messages, gate), "behind": Query("behind", messages, open_gate)}
     sieve = SimpleNamespace(halted=None, failed=None, close=lambda: None)
     monkeypatch.setattr(
         export, "start_query", lambda _spark, plan, _observer, *, stats: RunningQuery(queries[plan.name], sieve)
@@ -185,7 +185,7 @@ def exports(tmp_path, monkeypatch):
     made = export.linked([export._Export(None, one) for one in plans])
     for one in made:
         one.look()
-    return SimpleNamespace(made=made, said=said, gate=gate, buffer=buffer)
+    return SimpleNamespace(made=made, said=messages, gate=gate, buffer=buffer)
 
 
 def test_readers_of_a_buffer_wait_for_its_writers(exports):
@@ -215,19 +215,19 @@ def test_a_blocked_query_does_not_delay_others_beyond_the_deadline(exports, capl
 
 def test_a_query_with_a_long_trigger_runs_once_more(tmp_path, monkeypatch):
     """Its next trigger may be hours later: it is stopped, and started for the available data."""
-    said = []
+    messages = []
 
     class Rare:
         def __init__(self, once):
             self.once, self.isActive, self.status = once, True, {"isTriggerActive": False}
 
         def stop(self):
-            said.append("stopped")
+            messages.append("stopped")
 
         def awaitTermination(self, timeout):  # noqa: N802 - as Spark calls it
-            said.append(("takes all" if self.once else "never ends", 0 < timeout <= 60))
+            messages.append(("takes all" if self.once else "never ends", 0 < timeout <= 60))
 
-    sieve = SimpleNamespace(halted=None, close=lambda: said.append("let go"))
+    sieve = SimpleNamespace(halted=None, close=lambda: messages.append("let go"))
     start = lambda _spark, _plan, _observer, *, stats, once=False: RunningQuery(Rare(once), sieve)
     monkeypatch.setattr(export, "start_query", start)
     config = SimpleNamespace(destination="lake/", policy=RetryPolicy, dead_letter_policy=LETTERS, trigger=300.0)
@@ -236,7 +236,7 @@ def test_a_query_with_a_long_trigger_runs_once_more(tmp_path, monkeypatch):
     one.look()
     export._drain([one], 60.0)
 
-    assert said == ["stopped", "let go", ("takes all", True)]
+    assert messages == ["stopped", "let go", ("takes all", True)]
 
 
 # ── the deadline ─────────────────────────────────────────────────────────────────────────────────────

@@ -78,9 +78,9 @@ PARTS = [b"", b"abc", b"", b"", b"defgh", b"i", b"", b"jklmnopqrs", b""]
 @pytest.mark.parametrize("size", [-1, 19])
 def test_short_writes_are_continued(tmp_path, take, iov_max, size):
     """All bytes are written in order, whether we count them or the caller does."""
-    whole = b"".join(PARTS)
+    complete = b"".join(PARTS)
 
-    assert write_with(Transcript(take=take, iov_max=iov_max), tmp_path, PARTS, size=size) == whole * 2
+    assert write_with(Transcript(take=take, iov_max=iov_max), tmp_path, PARTS, size=size) == complete * 2
 
 
 def test_a_write_in_one_piece_is_one_call(tmp_path):

@@ -209,8 +209,16 @@ def test_c6_only_websockets_allow_store_and_forward():
 
 def test_c7_initial_connect_has_aliases():
     """on, true and sync; off and false; async."""
-    said = {"on": "on", "true": "on", "sync": "on", "off": "off", "false": "off", "async": "async", "ASYNC": "async"}
-    for word, meant in said.items():
+    expected = {
+        "on": "on",
+        "true": "on",
+        "sync": "on",
+        "off": "off",
+        "false": "off",
+        "async": "async",
+        "ASYNC": "async",
+    }
+    for word, meant in expected.items():
         assert conf(f"initial_connect_retry={word};").initial_connect == meant
     with pytest.raises(SettingsError):
         conf("initial_connect_retry=maybe;")
@@ -421,11 +429,11 @@ def test_g7_unpublished_frames_are_not_read():
 
 def test_g8_a_kill_leaves_a_prefix():
     """Truncated at every byte of the last frame, the segment has all earlier frames."""
-    whole = segment(0, payload(0), payload(1))
+    complete = segment(0, payload(0), payload(1))
     end = 24 + 2 * (8 + len(payload(0)))
     for cut in range(24 + 8 + len(payload(0)), end):
         fs = CrashFileSystem()
-        put(fs, "sf-0000000000000000.sfa", whole[:cut].ljust(512, b"\0"))
+        put(fs, "sf-0000000000000000.sfa", complete[:cut].ljust(512, b"\0"))
         assert fsns(slot_on(fs)) == [0]
 
 
@@ -992,8 +1000,8 @@ def test_e3_a_dropped_frame_counts_as_confirmed(tmp_path):
             (Category.SCHEMA_MISMATCH, 1, Policy.DROP)
         ]
         assert len(server.lives) == 2
-        letters = read_dead_letters(REAL_FILES, str(tmp_path / "default"))
-        assert [(one.fsn, one.reason, one.message) for one in letters] == [(1, "no such column", server.frames[1])]
+        dead_letters = read_dead_letters(REAL_FILES, str(tmp_path / "default"))
+        assert [(one.fsn, one.reason, one.message) for one in dead_letters] == [(1, "no such column", server.frames[1])]
 
 
 def test_e3_in_durable_mode_a_dropped_frame_waits_for_its_predecessors():

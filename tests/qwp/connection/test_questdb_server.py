@@ -110,18 +110,18 @@ def _values(server: QwpServer) -> list[int]:
 def test_rows_wait_for_a_server_with_qwp(start, tmp_path):
     """404 from the real one, no server at the other address: it is reported; frames are sent once one answers."""
     port = start()
-    told = _EventRecorder()
+    recorder = _EventRecorder()
     with QwpServer() as server:
         server.refuse = (503, {})
         keys = (
             f"ws::addr=127.0.0.1:{port},{server.address};sf_dir={tmp_path / 'sf'};initial_connect_retry=async;"
             "reconnect_initial_backoff_millis=10;reconnect_max_backoff_millis=50;"
         )
-        with Sender.from_conf(keys, observer=told) as sender:
+        with Sender.from_conf(keys, observer=recorder) as sender:
             for number in range(50):
                 sender.row("t", columns={"v": number})
                 sender.flush()
-            _until(lambda: len(told.reasons) > 2)
+            _until(lambda: len(recorder.reasons) > 2)
             assert (sender.acked_fsn, sender.published_fsn, sender.last_terminal_error) == (-1, 49, None)
             server.refuse = None
             assert sender.wait_until_confirmed(49, 30)
@@ -132,13 +132,13 @@ def test_a_single_server_without_qwp_is_reported(start, tmp_path):
     """Creating a sender without async raises with the server's answer; the slot keeps its frames."""
     port = start()
     slot = f"sf_dir={tmp_path / 'sf'};"
-    told = _EventRecorder()
+    recorder = _EventRecorder()
     keys = f"ws::addr=127.0.0.1:{port};{slot}close_flush_timeout_millis=0;reconnect_initial_backoff_millis=10;"
-    with Sender.from_conf(f"{keys}initial_connect_retry=async;", observer=told) as sender:
+    with Sender.from_conf(f"{keys}initial_connect_retry=async;", observer=recorder) as sender:
         sender.row("t", columns={"v": 7})
         sender.flush()
-        _until(lambda: bool(told.reasons))
-    assert all("HTTP 404" in reason for reason in told.reasons)
+        _until(lambda: bool(recorder.reasons))
+    assert all("HTTP 404" in reason for reason in recorder.reasons)
     with pytest.raises(SenderHaltedError, match="HTTP 404"):
         Sender.from_conf(keys)
     with QwpServer() as server:

@@ -203,8 +203,8 @@ def test_a_sender_that_never_connected_names_the_unconfirmed_frames():
 
 def test_messages_before_a_close_are_received():
     """It refused a frame and closed while more was being sent: a send error must not hide the reason."""
-    said = encode_refusal(Refusal(9, 0, "no"))
-    with QwpServer(lambda *_: said) as server:
+    reported = encode_refusal(Refusal(9, 0, "no"))
+    with QwpServer(lambda *_: reported) as server:
         host, port = server.address.split(":")
         connection, _ = open_connection(
             _Address(host, int(port)), [], tls=None, durable_ack=False, timeout=5.0, clock=SYSTEM_CLOCK
@@ -223,7 +223,7 @@ def test_messages_before_a_close_are_received():
             with pytest.raises(ConnectionLostError, match="sending failed|closed|reset"):
                 while True:
                     heard += connection.receive(wake, 0.0)
-            assert heard == [said]
+            assert heard == [reported]
         finally:
             connection.close(orderly=False)
             wake.close()
@@ -327,19 +327,19 @@ def test_a_failing_listener_leaves_no_slot_locked(tmp_path):
     """Every orphan is drained, and the counts are right, whichever exception the caller's code raises."""
     for name in ("a", "b", "c"):
         _orphan(tmp_path, name)
-    told: list[DrainerEvent] = []
+    reports: list[DrainerEvent] = []
     done = threading.Event()
 
     def listen(event: DrainerEvent) -> None:
-        told.append(event)
-        if sum(one.kind == "drained" for one in told) == 3:
+        reports.append(event)
+        if sum(one.kind == "drained" for one in reports) == 3:
             done.set()
         raise RuntimeError("not my day")
 
     with QwpServer() as server:
         conf = f"ws::addr={server.address};sf_dir={tmp_path};drain_orphans=on;max_background_drainers=1;{QUICK}"
         with Sender.from_conf(conf, on_drainer=listen) as sender:
-            assert done.wait(20), told
+            assert done.wait(20), reports
             assert sender.total_background_drainers_succeeded == 3
     for name in ("a", "b", "c"):
         open_slot(REAL, str(tmp_path), name, RingSettings(4096, 1 << 16, 0.0), observer=InMemoryObserver()).close()

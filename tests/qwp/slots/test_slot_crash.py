@@ -403,15 +403,15 @@ def test_dead_letters_are_appended():
     """Also after a truncated one; the list has all stored letters."""
     fs = CrashFileSystem()
     slot = _open(fs)
-    letters = [DeadLetterRecord(number, number, 3, f"reason {number}", _payload(number)) for number in range(3)]
-    for letter in letters[:2]:
+    dead_letters = [DeadLetterRecord(number, number, 3, f"reason {number}", _payload(number)) for number in range(3)]
+    for letter in dead_letters[:2]:
         slot.keep_dead_letter(letter)
     path = f"{DIRECTORY}/.dead-letters"
     file = fs.open_write(path)
     file.pwrite(b"torn", file.size())
     file.close()
-    slot.keep_dead_letter(letters[2])
-    assert read_dead_letters(fs.clone_after_crash(0), DIRECTORY) == letters
+    slot.keep_dead_letter(dead_letters[2])
+    assert read_dead_letters(fs.clone_after_crash(0), DIRECTORY) == dead_letters
     assert read_dead_letters(fs, "/sf") == []
 
 

@@ -143,21 +143,23 @@ def loop_on(slot: Any, keys: str, tracker: HostTracker, observer: EventRecorder)
 
 def test_a_loop_without_an_untried_host_reports_the_reason_of_others(tmp_path):
     """A drainer shares the host states with its sender."""
-    tracker, told = HostTracker(1), EventRecorder()
-    first = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=told)
+    tracker, recorder = HostTracker(1), EventRecorder()
+    first = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=recorder)
     first.ring.append(b"QWP1")
-    one = loop_on(first, "", tracker, told)
+    one = loop_on(first, "", tracker, recorder)
     one.run()
     assert one.halted is not None
     assert "127.0.0.1:1: " in one.halted.message
-    told.reasons.clear()
+    recorder.reasons.clear()
     tracker.record_transport_error(0)  # by the other loop, in the current round
-    second = open_slot(REAL_FILES, str(tmp_path), "b", RingSettings(512, 1024, 0.0), observer=told, clock=ManualClock())
+    second = open_slot(
+        REAL_FILES, str(tmp_path), "b", RingSettings(512, 1024, 0.0), observer=recorder, clock=ManualClock()
+    )
     second.ring.append(b"QWP1")
-    two = loop_on(second, "", tracker, told)
+    two = loop_on(second, "", tracker, recorder)
     two.run()
-    assert "127.0.0.1:1: " in told.reasons[0]
-    assert "refused" in told.reasons[0]
+    assert "127.0.0.1:1: " in recorder.reasons[0]
+    assert "refused" in recorder.reasons[0]
     for loop, slot in ((one, first), (two, second)):
         loop.release()
         slot.close()
@@ -165,16 +167,16 @@ def test_a_loop_without_an_untried_host_reports_the_reason_of_others(tmp_path):
 
 def test_a_lost_connection_is_the_reason_until_a_host_is_tried(tmp_path):
     """There are two hosts, both already tried in this round."""
-    told = EventRecorder()
+    recorder = EventRecorder()
     with QwpServer(lambda *_: Close(1011, "restarting")) as server:
         keys = (
             f"ws::addr=127.0.0.1:1,{server.address};initial_connect_retry=on;reconnect_initial_backoff_millis=1;"
             "reconnect_max_backoff_millis=5;close_flush_timeout_millis=0;max_frame_rejections=100;"
         )
-        with Sender.from_conf(keys, observer=told, on_error=lambda _: None) as sender:
+        with Sender.from_conf(keys, observer=recorder, on_error=lambda _: None) as sender:
             sender.row("t", columns={"v": 1})
             sender.flush()
             server.wait_for(lambda: len(server.lives) > 3)
-    assert told.reasons
-    assert all(reason.startswith("127.0.0.1:") for reason in told.reasons)
-    assert any("restarting" in reason for reason in told.reasons)
+    assert recorder.reasons
+    assert all(reason.startswith("127.0.0.1:") for reason in recorder.reasons)
+    assert any("restarting" in reason for reason in recorder.reasons)

@@ -99,11 +99,11 @@ def test_a_write_in_progress_is_not_a_hole(slot, tmp_path):
     for number in range(3):
         slot.ring.append(message(number))
     (path,) = (tmp_path / "edge").glob("*.sfa")
-    whole = path.read_bytes()
+    complete = path.read_bytes()
     middle = len(message(0)) + 200
-    path.write_bytes(whole[:middle] + b"\0" * 600 + whole[middle + 600 :])
+    path.write_bytes(complete[:middle] + b"\0" * 600 + complete[middle + 600 :])
     assert "damaged at offset" in inspect_slot(REAL_FILES, str(tmp_path), "edge").problem
-    report = inspect_slot(Meanwhile(2, lambda: path.write_bytes(whole)), str(tmp_path), "edge")
+    report = inspect_slot(Meanwhile(2, lambda: path.write_bytes(complete)), str(tmp_path), "edge")
     assert report.problem is None
     assert report.next_fsn == 3
 

@@ -102,7 +102,7 @@ def test_unsupported_features_are_damage(wrong):
 
 def test_truncated_and_flipped_data_give_an_answer():
     data = pack(b"the quick brown fox " * 20) + SKIPPED + rle(1)
-    whole = inflate_zstd(data, size_max=200_000)
+    complete = inflate_zstd(data, size_max=200_000)
     ends = {len(data) - len(SKIPPED) - len(rle(1)), len(data) - len(rle(1))}
     for end in range(1, len(data)):
         assert isinstance(inflate_zstd(data[:end], size_max=200_000), bytes if end in ends else Damage)
@@ -111,5 +111,5 @@ def test_truncated_and_flipped_data_give_an_answer():
             changed = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
             answer = inflate_zstd(changed, size_max=200_000)
             assert answer is None or isinstance(answer, (bytes, Damage))
-    assert isinstance(whole, bytes)
+    assert isinstance(complete, bytes)
     assert isinstance(inflate_zstd(data + b"junk", size_max=200_000), Damage)

@@ -56,8 +56,8 @@ def taking(store, settings=HERE, **components):
 
 def acknowledge(one):
     """Receive the confirmations as a client, and acknowledge them."""
-    said = heard_of(one)
-    one.pong(said)
+    reported = heard_of(one)
+    one.pong(reported)
 
 
 def heard_of(one):

@@ -69,8 +69,13 @@ def test_the_mode_in_a_pipeline_file_is_a_string(kind):
     text = PIPELINE.replace("KIND", kind)
     pipeline, _ = load_pipeline(text.replace("MODE", '"0640"'), source="p.yaml", values={})
     assert pipeline.routes["files"].config.file_mode == 0o640
-    for wrong, said in (("0640", "in quotes"), ("640", "in quotes"), ('"0750"', "bits to execute"), ('"044"', "0600")):
-        with pytest.raises(PipelineError, match=said):
+    for wrong, reported in (
+        ("0640", "in quotes"),
+        ("640", "in quotes"),
+        ('"0750"', "bits to execute"),
+        ('"044"', "0600"),
+    ):
+        with pytest.raises(PipelineError, match=reported):
             load_pipeline(text.replace("MODE", wrong), source="p.yaml", values={})
 
 

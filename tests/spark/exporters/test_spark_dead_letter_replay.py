@@ -47,10 +47,10 @@ nodes:
 def test_a_dead_letter_is_exported_once_after_the_processor_is_fixed(store, tmp_path):
     """Before, it stays, with the reason; one that was exported but not dropped is not exported again."""
     seal_requests(store, logs_request([1]), logs_request([0, 3]), b"\xff")
-    with DeadLetters(store.root, "lake", background=False) as letters:
+    with DeadLetters(store.root, "lake", background=False) as dead_letters:
         for index in (1, 2):
             ref = BundleRef(0, index)
-            letters.add(ref, read_stored(REAL_FILES, store.root, ref), reason="PROCESSOR: by zero")
+            dead_letters.add(ref, read_stored(REAL_FILES, store.root, ref), reason="PROCESSOR: by zero")
     out = tmp_path / "out"
 
     def replay(divisor):
@@ -67,9 +67,9 @@ def test_a_dead_letter_is_exported_once_after_the_processor_is_fixed(store, tmp_
     code, failed = replay("nullif(time_unix_nano, 0)")
     assert (code, failed["0:1"]) == (1, None)
     assert [letter.ref for letter in read_dead_letters(REAL_FILES, store.root, "lake")] == [BundleRef(0, 2)]
-    with DeadLetters(store.root, "lake", background=False) as letters:
+    with DeadLetters(store.root, "lake", background=False) as dead_letters:
         ref = BundleRef(0, 1)
-        letters.add(ref, read_stored(REAL_FILES, store.root, ref), reason="killed before it was dropped")
+        dead_letters.add(ref, read_stored(REAL_FILES, store.root, ref), reason="killed before it was dropped")
     replay("nullif(time_unix_nano, 0)")
     rows = [row["share"] for file in (out / "logs").glob("[!.]*") for row in pq.read_table(file).to_pylist()]
     assert sorted(rows, key=str) == [2.0, None]
@@ -79,11 +79,11 @@ def test_a_dead_letter_is_exported_once_after_the_processor_is_fixed(store, tmp_
 def test_dead_letters_are_replayed_automatically_after_the_processor_is_fixed(spark, store, tmp_path):
     """With the same processor, each is tried once and stays; an undecodable one needs the command."""
     seal_requests(store, logs_request([1]), logs_request([0, 3]), b"\xff")
-    with DeadLetters(store.root, "lake", background=False) as letters:
+    with DeadLetters(store.root, "lake", background=False) as dead_letters:
         for index, is_refused in ((1, False), (2, True)):
             ref = BundleRef(0, index)
             bundle = read_stored(REAL_FILES, store.root, ref)
-            letters.add(ref, bundle, reason="5 attempts failed", is_refused=is_refused)
+            dead_letters.add(ref, bundle, reason="5 attempts failed", is_refused=is_refused)
     out = tmp_path / "out"
 
     def replay(divisor):

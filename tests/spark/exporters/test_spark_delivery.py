@@ -118,9 +118,11 @@ def test_an_undecodable_bundle_stops_no_exporter(spark, store, tmp_path, how, fa
     times = [time for one in tables for time in one["time_unix_nano"].cast(pa.int64()).to_pylist()]
     assert sorted(times) == [1, 2, 3, 4]
     assert list(lake.rglob(".*.part")) == []
-    letters = read_dead_letters(REAL_FILES, store.root, "lake")
-    assert [letter.ref for letter in letters] == ([BundleRef(0, 1), BundleRef(1, 0)] if how == "dead_letter" else [])
-    assert all("request for logs cannot be decoded" in letter.reason for letter in letters)
+    dead_letters = read_dead_letters(REAL_FILES, store.root, "lake")
+    assert [letter.ref for letter in dead_letters] == (
+        [BundleRef(0, 1), BundleRef(1, 0)] if how == "dead_letter" else []
+    )
+    assert all("request for logs cannot be decoded" in letter.reason for letter in dead_letters)
     assert path.endswith("0.qseg")
 
 

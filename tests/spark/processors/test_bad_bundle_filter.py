@@ -85,10 +85,10 @@ def test_a_query_that_fails_on_one_bundle_exports_the_others(spark, store, tmp_p
         life.batch(0, 0)
     assert exported(tmp_path / "out") == [1, 2]
     assert retries(store) == []
-    letters = {letter.ref: letter.reason for letter in read_dead_letters(REAL_FILES, store.root, "files")}
-    assert list(letters) == [BundleRef(0, 2), BundleRef(0, 1)]
-    assert letters[0, 1].startswith("1 attempts failed; the last with PROCESSOR: ")
-    assert "[DIVIDE_BY_ZERO]" in letters[0, 1]
+    dead_letters = {letter.ref: letter.reason for letter in read_dead_letters(REAL_FILES, store.root, "files")}
+    assert list(dead_letters) == [BundleRef(0, 2), BundleRef(0, 1)]
+    assert dead_letters[0, 1].startswith("1 attempts failed; the last with PROCESSOR: ")
+    assert "[DIVIDE_BY_ZERO]" in dead_letters[0, 1]
 
 
 def fussy(fixed):

@@ -145,8 +145,8 @@ def test_empty_values_are_unchanged():
         row(attributes=[], body=value(), events=[], name="", plain=[]),
         row(attributes=[("y", value(double_value=1.5))], body=value(bytes_value=b"a b")),
     ]
-    whole = redacted(*rows)
-    assert whole[1:] == rows[1:]
+    complete = redacted(*rows)
+    assert complete[1:] == rows[1:]
     made = REDACTION.batch(batch(*rows).slice(1, 2))
     assert made.to_pylist() == rows[1:3]
     assert REDACTION.batch(batch().slice(0, 0)).num_rows == 0

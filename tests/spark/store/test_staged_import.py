@@ -360,8 +360,8 @@ def test_a_damaged_batch_does_not_block_other_writers(tmp_path):
     write(REAL_FILES, root, 0, [3, 4], writer="good")
     lock.release()
     path = tmp_path / INCOMING_DIR / "bad" / commit_name(0)
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(b'"batch": 0', b'"batch": 1'))
+    complete = path.read_bytes()
+    path.write_bytes(complete.replace(b'"batch": 0', b'"batch": 1'))
     with quiver.open(root, background=False) as store:
         store.maintain()
         store.maintain()
@@ -369,7 +369,7 @@ def test_a_damaged_batch_does_not_block_other_writers(tmp_path):
     assert [finding.path for finding in check_store(REAL_FILES, root).findings if finding.damaged] == [str(path)]
     with pytest.raises(CorruptionError, match="the checksum of the note differs"):
         write(REAL_FILES, root, 5, [5, 6], writer="good")
-    path.write_bytes(whole)
+    path.write_bytes(complete)
     with quiver.open(root, background=False) as store:
         store.maintain()
     assert sorted(visible(REAL_FILES, root)) == [1, 2, 3, 4, 5, 6]

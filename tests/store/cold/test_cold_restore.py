@@ -116,16 +116,16 @@ def test_objects_that_do_not_match_their_names_are_reported() -> None:
     rig, identity = sent()
     keys = rig.names()
     tier = rig.tier
-    whole = tier.get(keys[0], size_max=1 << 20)
+    complete = tier.get(keys[0], size_max=1 << 20)
     folder = keys[0].rpartition("/")[0]
     name = parse_object_name(keys[0].rpartition("/")[2])
     assert name is not None
     tier.put(f"{folder}/0000000000000007-00000000.qseg", b"junk" * 1000)
-    tier.put(f"{folder}/0000000000000008-{name[1]:08x}.qseg", whole[:-1])
-    tier.put(f"{folder}/0000000000000009-{name[1]:08x}.qseg", whole)  # segment 0 again, with another number
+    tier.put(f"{folder}/0000000000000008-{name[1]:08x}.qseg", complete[:-1])
+    tier.put(f"{folder}/0000000000000009-{name[1]:08x}.qseg", complete)  # segment 0 again, with another number
     tier.put(f"{folder}/0000000000000010-00000000.qseg", b"")
-    tier.put(f"{folder}/0000000000000011-{name[1]:08x}.qseg", b"x" * 100 + whole[-4:])
-    tier.put(f"{folder}/deeper/{keys[0].rpartition('/')[2]}", whole)
+    tier.put(f"{folder}/0000000000000011-{name[1]:08x}.qseg", b"x" * 100 + complete[-4:])
+    tier.put(f"{folder}/deeper/{keys[0].rpartition('/')[2]}", complete)
     tier.put(f"{folder}/notes", b"x")
     tier.put("stores/not-an-identity/segments/0000000000000000-00000000.qseg", b"x")
     before = rig.names()

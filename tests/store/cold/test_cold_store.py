@@ -58,9 +58,9 @@ def test_segments_outside_the_window_leave_the_disk_and_stay_readable(window: di
         rig.fill(store, 1)
         for _ in range(2):
             store.maintain()
-        gone = [0, 1, 2] if "cold_local_bytes" not in window else [0, 1, 2, 3]
-        assert rig.local() == [seq for seq in range(4) if seq not in gone]
-        assert store.stats()["cold"]["only_there"] == len(gone)
+        removed = [0, 1, 2] if "cold_local_bytes" not in window else [0, 1, 2, 3]
+        assert rig.local() == [seq for seq in range(4) if seq not in removed]
+        assert store.stats()["cold"]["only_there"] == len(removed)
         assert store.stats()["segments"] == 4
         assert seen(rig.fs) == list(range(12))
         table = pa.table(store.scan(30))

@@ -291,11 +291,11 @@ def test_drop_oldest_drops_from_cores_above_their_share() -> None:
         before = rig.segments(0)
         for number in range(10_000, 10_030):
             store.ingest(numbered(number), core=1)
-        gone = [int(name.split(".")[0]) for name in before if name not in rig.segments(0)]
-        assert gone
-        assert gone == sorted(gone)
-        assert record(rig.fs) == gone
-        assert store.stats()["cores"][1]["dropped_elsewhere"] == len(gone)
+        removed = [int(name.split(".")[0]) for name in before if name not in rig.segments(0)]
+        assert removed
+        assert removed == sorted(removed)
+        assert record(rig.fs) == removed
+        assert store.stats()["cores"][1]["dropped_elsewhere"] == len(removed)
         rig.tick(store)
         assert record(rig.fs) is None
         lost = rig.observer.total("quiver.subscriber.dropped_bundles_total") - lost_before
@@ -344,8 +344,8 @@ def test_drops_from_a_dead_core_are_counted_at_its_next_start() -> None:
     with rig.open(cores=2, core=1) as cold:
         for number in range(10_000, 10_030):
             cold.ingest(numbered(number))
-    gone = record(rig.fs)
-    assert gone
+    removed = record(rig.fs)
+    assert removed
     before = rig.observer.total("quiver.subscriber.dropped_bundles_total")
     with rig.open(cores=2, core=0) as owner:
         assert rig.observer.total("quiver.subscriber.dropped_bundles_total") > before
@@ -353,7 +353,7 @@ def test_drops_from_a_dead_core_are_counted_at_its_next_start() -> None:
         subscriber = owner.register("one", start="earliest")
         handle = subscriber.next_bundle(timeout=0)
         assert handle is not None
-        assert handle.ref.segment == gone[-1] + 1
+        assert handle.ref.segment == removed[-1] + 1
         handle.nack()
         drain(owner, "one")
         owner.maintain()
@@ -495,8 +495,8 @@ class Said(InMemoryObserver):
 
 def drop_rig(fs: CrashFileSystem | None = None, clock: ManualClock | None = None) -> tuple[Rig, Said]:
     rig = Rig(fs, clock, size_cap_policy="drop_oldest")
-    rig.observer = said = Said()
-    return rig, said
+    rig.observer = reported = Said()
+    return rig, reported
 
 
 def given_up(rig: Rig) -> tuple[MultiCoreStore, MultiCoreStore, list[int]]:
@@ -507,21 +507,21 @@ def given_up(rig: Rig) -> tuple[MultiCoreStore, MultiCoreStore, list[int]]:
     rig.tick(owner, cold)
     for number in range(10_000, 10_030):
         cold.ingest(numbered(number))
-    gone = record(rig.fs)
-    assert gone
-    return owner, cold, gone
+    removed = record(rig.fs)
+    assert removed
+    return owner, cold, removed
 
 
 def test_drops_by_another_core_are_counted_once() -> None:
     """Not both by the process that drops and by the owner."""
-    rig, said = drop_rig()
-    owner, cold, gone = given_up(rig)
+    rig, reported = drop_rig()
+    owner, cold, removed = given_up(rig)
     before = rig.observer.total("quiver.segment.dropped_total")
     rig.tick(owner)
-    assert rig.observer.total("quiver.segment.dropped_total") == before + len(gone)
+    assert rig.observer.total("quiver.segment.dropped_total") == before + len(removed)
     rig.tick(owner)
-    assert len(said.dropped) == len(set(said.dropped))
-    assert set(gone) <= set(said.dropped)
+    assert len(reported.dropped) == len(set(reported.dropped))
+    assert set(removed) <= set(reported.dropped)
     owner.close()
     cold.close()
 
@@ -529,36 +529,36 @@ def test_drops_by_another_core_are_counted_once() -> None:
 @pytest.mark.parametrize("subscribed", [True, False])
 def test_an_owner_that_crashes_while_it_counts_drops_counts_none_twice(subscribed: bool) -> None:
     """At any step: the next start counts only what was not counted, in segments and in bundles of each subscriber."""
-    rig, said = drop_rig()
-    owner, cold, gone = given_up(rig)
+    rig, messages = drop_rig()
+    owner, cold, removed = given_up(rig)
     if not subscribed:
         owner.unregister("one")
     lost = 0 if not subscribed else owner.stats()["subscribers"]["one"]["pending_bundles"]
     states: list[tuple[CrashFileSystem, list[int], int]] = []
-    own, told = len(said.dropped), said.total("quiver.subscriber.dropped_bundles_total")
+    own, reported = len(messages.dropped), messages.total("quiver.subscriber.dropped_bundles_total")
 
     def on_step(_op: str, _path: str) -> None:
-        counted = said.total("quiver.subscriber.dropped_bundles_total") - told
-        states.append((rig.fs.clone_after_kill(), said.dropped[own:], counted))
+        counted = messages.total("quiver.subscriber.dropped_bundles_total") - reported
+        states.append((rig.fs.clone_after_kill(), messages.dropped[own:], counted))
 
     rig.fs.on_step = on_step
     rig.tick(owner)
     rig.fs.on_step = None
     lost -= 0 if not subscribed else owner.stats()["subscribers"]["one"]["pending_bundles"]
-    behind = 0
+    after = 0
     for fs, seen, counted in states:
         again, then = drop_rig(fs, rig.clock)
         with again.open(cores=2, core=0) as store:
             again.tick(store)
             both = seen + then.dropped
             assert len(both) == len(set(both))
-            behind += both != gone
-            assert both in ([], gone)
+            after += both != removed
+            assert both in ([], removed)
             bundles = counted + then.total("quiver.subscriber.dropped_bundles_total")
             assert bundles in (0, lost)
             assert record(again.fs) is None
     # Except a crash between the rename of the ledger and the count after it: that drop is not counted.
-    assert behind <= 1
+    assert after <= 1
     assert len(states) > 5
     owner.close()
     cold.close()
@@ -567,21 +567,21 @@ def test_an_owner_that_crashes_while_it_counts_drops_counts_none_twice(subscribe
 def test_a_full_ledger_keeps_the_eviction_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query in another process has read neither. Without the record, the gap in its progress would stay."""
     rig, _ = drop_rig()
-    owner, cold, gone = given_up(rig)
-    segments = Segments([SegmentRef(seq, 1) for seq in (*gone, gone[-1] + 1)])
-    create_if_missing(rig.fs, BEHIND, "query", start=gone[0], segments=segments, profile="spec")
+    owner, cold, removed = given_up(rig)
+    segments = Segments([SegmentRef(seq, 1) for seq in (*removed, removed[-1] + 1)])
+    create_if_missing(rig.fs, BEHIND, "query", start=removed[0], segments=segments, profile="spec")
     query = SubscriberFile(rig.fs, BEHIND, "query")
     query.acquire()
-    monkeypatch.setattr("quiver.store.removal.drops.DROP_ENTRIES_MAX", len(gone) - 1)
+    monkeypatch.setattr("quiver.store.removal.drops.DROP_ENTRIES_MAX", len(removed) - 1)
     rig.tick(owner)
-    assert record(rig.fs) == gone
+    assert record(rig.fs) == removed
     assert owner.stats()["segments"] == len(rig.segments(0))
     monkeypatch.undo()
     rig.tick(owner)
     assert record(rig.fs) is None
     answer = decode_drop_ledger(memoryview(rig.fs.read_all(f"{BEHIND}/quiver.drops", size_max=DROP_LEDGER_BYTES_MAX)))
     assert isinstance(answer, Frame)
-    assert set(gone) <= {entry.seq for entry in answer.value}
+    assert set(removed) <= {entry.seq for entry in answer.value}
     query.release()
     owner.close()
     cold.close()

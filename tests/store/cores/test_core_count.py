@@ -21,8 +21,8 @@ def test_dead_letters_and_staged_batches_keep_a_removed_core(what: str, caplog: 
         drain(store, "one")
     rig.fs.make_dirs(f"{ROOT}/core_1/{what}")
     if what == "dead-letter/out":
-        with DeadLetters(f"{ROOT}/core_1", "out", fs=rig.fs, clock=rig.clock, background=False) as letters:
-            letters.add(BundleRef(0, 1), numbered(1), reason="no such table")
+        with DeadLetters(f"{ROOT}/core_1", "out", fs=rig.fs, clock=rig.clock, background=False) as dead_letters:
+            dead_letters.add(BundleRef(0, 1), numbered(1), reason="no such table")
     with rig.open(cores=1) as store:
         drain(store, "one")
         for _ in range(4):

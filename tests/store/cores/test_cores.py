@@ -514,9 +514,9 @@ def test_dead_letters_keep_a_removed_core(rig: Rig) -> None:
     """The directory stays until its dead letters are replayed or dropped, and is then deleted."""
     left_over(rig)
     root = f"{ROOT}/core_3"
-    letters = DeadLetters(root, "one", fs=rig.fs, clock=rig.clock, background=False)
-    assert letters.add(BundleRef(9, 9), numbered(99), reason="HTTP 400")
-    assert not _gone(rig, letters=letters)
+    dead_letters = DeadLetters(root, "one", fs=rig.fs, clock=rig.clock, background=False)
+    assert dead_letters.add(BundleRef(9, 9), numbered(99), reason="HTTP 400")
+    assert not _gone(rig, letters=dead_letters)
     assert not _gone(rig)
     assert [letter.ref for letter in read_dead_letters(rig.fs, root, "one")] == [BundleRef(9, 9)]
 

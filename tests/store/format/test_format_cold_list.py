@@ -128,9 +128,9 @@ def test_names_of_objects():
 
 def test_told_to_a_person():
     """Counts cover the whole list, the table only as many rows as asked for."""
-    told = STORE_FILES.describe("quiver.cold", memoryview(with_crc32(GOLDEN)), rows_max=1)
-    assert (told.kind, told.is_intact, told.version) == ("cold list", True, 1)
-    assert told.fields == {"location": WHERE, "segments": 2, "verified": 1, "verified_bytes": 33_554_000}
-    assert told.tables["cold"] == [
+    description = STORE_FILES.describe("quiver.cold", memoryview(with_crc32(GOLDEN)), rows_max=1)
+    assert (description.kind, description.is_intact, description.version) == ("cold list", True, 1)
+    assert description.fields == {"location": WHERE, "segments": 2, "verified": 1, "verified_bytes": 33_554_000}
+    assert description.tables["cold"] == [
         {"segment": 7, "state": "verified", "bundles": 120, "size_bytes": 33_554_000, "crc32": "a1b2c3d4"}
     ]

@@ -88,12 +88,12 @@ def test_wal_cut_anywhere(zeros):
     """A cut entry at the end is a torn tail at its own start: a warning, and everything before it is there."""
     for size in range(len(HEAD), len(WAL)):
         description = told("quiver.wal", WAL[:size] + bytes(zeros))
-        whole = sum(end <= size for end in ENDS[1:])
-        assert description.fields["entries"] >= whole
+        complete = sum(end <= size for end in ENDS[1:])
+        assert description.fields["entries"] >= complete
         if size in ENDS:
             assert description.problems == []
         elif not zeros:
-            assert [problem.offset for problem in description.problems] == [ENDS[whole]]
+            assert [problem.offset for problem in description.problems] == [ENDS[complete]]
             assert "torn tail" in description.problems[0].reason
         assert description.is_intact
 

@@ -112,7 +112,11 @@ def test_the_database_of_a_receiver_is_known():
     head = bytearray(100)
     head[:16] = b"SQLite format 3\0"
     head[16:18], head[28:32], head[60:64] = (4096).to_bytes(2, "big"), (3).to_bytes(4, "big"), (1).to_bytes(4, "big")
-    told = STORE_FILES.describe("quiver.requests", memoryview(bytes(head)))
-    assert (told.kind, told.version, told.fields) == ("receiver database", 1, {"page_size": 4096, "pages": 3})
-    assert told.is_intact
+    description = STORE_FILES.describe("quiver.requests", memoryview(bytes(head)))
+    assert (description.kind, description.version, description.fields) == (
+        "receiver database",
+        1,
+        {"page_size": 4096, "pages": 3},
+    )
+    assert description.is_intact
     assert not STORE_FILES.describe("quiver.requests", memoryview(bytes(head[:50]))).is_intact

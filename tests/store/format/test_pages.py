@@ -113,21 +113,21 @@ def _is_within(said: Any, told: Any) -> bool:
 def test_examples(kind):
     """The hex decodes to the values beside it."""
     examples = re.findall(r"^```hex\n(.*?)```\n\n```json\n(.*?)```", page_of(kind), re.MULTILINE | re.DOTALL)
-    for text, said in examples:
-        told = STORE_FILES.describe("unnamed", memoryview(bytes.fromhex(text))).as_dict()
-        assert _is_within(json.loads(said), told), told
+    for text, reported in examples:
+        description = STORE_FILES.describe("unnamed", memoryview(bytes.fromhex(text))).as_dict()
+        assert _is_within(json.loads(reported), description), description
     assert len(examples) == EXAMPLES[kind]
 
 
 def test_segment_example():
     """The footer, after as many zeros as the page gives, decodes to the values next to it."""
     page = page_of("segment")
-    text, said = re.findall(r"^```hex footer\n(.*?)```\n\n```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0]
+    text, reported = re.findall(r"^```hex footer\n(.*?)```\n\n```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0]
     zeros = int(re.findall(r"all ([\d,]+) bytes before it were zero", page)[0].replace(",", ""))
     data = memoryview(bytes(zeros) + bytes.fromhex(text))
     answer = decode_segment_footer(data)
     assert isinstance(answer, Frame)
-    assert dataclasses.asdict(answer.value) == json.loads(said)
+    assert dataclasses.asdict(answer.value) == json.loads(reported)
     assert int.from_bytes(data[-4:], "little") == code_of("quiver.primitives.checksum.crc32")(data[:-4])
 
 
@@ -136,16 +136,16 @@ def test_event_times_example():
     page = page_of("event-times")
     texts = dict(re.findall(r"^```text (\S+)\n(.*?)\n```", page, re.MULTILINE))
     raw = {key.encode(): text.encode() for key, text in texts.items()}
-    said = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
+    decoded = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
     columns = decode_event_columns(raw, 0)
-    assert [list(column) for column in columns] == said["streams"]
-    counts = {int(stream_id): len(chunks) for stream_id, chunks in said["chunks"].items()}
+    assert [list(column) for column in columns] == decoded["streams"]
+    counts = {int(stream_id): len(chunks) for stream_id, chunks in decoded["chunks"].items()}
     times = decode_event_times(raw[EVENT_TIMES_KEY], columns, counts, 0)
     flat = {
-        int(stream_id): [time for chunk in chunks for time in chunk] for stream_id, chunks in said["chunks"].items()
+        int(stream_id): [time for chunk in chunks for time in chunk] for stream_id, chunks in decoded["chunks"].items()
     }
     assert {stream_id: list(found) for stream_id, found in times.items()} == flat
-    streams = [EventStream(stream_id, column, flat[stream_id]) for stream_id, column, *_ in said["streams"]]
+    streams = [EventStream(stream_id, column, flat[stream_id]) for stream_id, column, *_ in decoded["streams"]]
     written = encode_event_streams(streams)
     assert list(written) == [EVENT_COLUMNS_KEY, EVENT_TIMES_KEY] == list(raw)
     for key, text in written.items():  # one zlib packs tighter than another

@@ -200,13 +200,13 @@ def test_any_finished_segment_is_deleted(fs: CrashFileSystem) -> None:
         fill(store, range(40))
         store.seal()
         before = len(store.internals.catalog)
-        held = subscriber.next_bundle(timeout=0)
-        assert held is not None
+        handle = subscriber.next_bundle(timeout=0)
+        assert handle is not None
         assert drain(store) == list(range(1, 40))
         store.maintain()
         assert before > 3
-        assert [info.seq for info in store.internals.catalog.segments()] == [held.ref.segment]
-        held.ack()
+        assert [info.seq for info in store.internals.catalog.segments()] == [handle.ref.segment]
+        handle.ack()
         store.maintain()
         assert not len(store.internals.catalog)
 

@@ -106,14 +106,14 @@ def test_dead_letters_count_in_the_budget():
     """They reduce the space of buffers, and are limited to what buffers leave."""
     rig = Rig()
     share = rig.budget.dead_letters(BUFFERS[1])
-    letters = DeadLetters(
+    dead_letters = DeadLetters(
         BUFFERS[1], "out", settings=SMALL, fs=rig.disk, clock=rig.clock, background=False, share=share
     )
     added = 0
     with pytest.raises(CapacityError, match="dead letters in /data/buffer/dead-letter/out: disk.size_cap"):
         for added in range(200):
-            letters.add(quiver.BundleRef(0, added), bundle(), reason="no")
-            letters._store.maintain()
+            dead_letters.add(quiver.BundleRef(0, added), bundle(), reason="no")
+            dead_letters._store.maintain()
     assert added >= 10
     assert rig.on_disk <= CAP
     rig.clock.advance(LISTED_S)

@@ -248,8 +248,8 @@ def test_decimals_are_one_column_if_their_values_fit():
     store, _ = filled([batches])
     assert store.scan("logs", ["d"]).to_table()["d"].to_pylist() == [few, many]
     store.close()
-    whole = pa.record_batch({"id": [3], "d": pa.array([Decimal(10**75)], pa.decimal256(76, 0))})
-    store, _ = filled([[*batches, whole]])
+    complete = pa.record_batch({"id": [3], "d": pa.array([Decimal(10**75)], pa.decimal256(76, 0))})
+    store, _ = filled([[*batches, complete]])
     with pytest.raises(UsageError, match="column d is .* and does not fit"):
         store.scan("logs", ["d"]).to_table()
     assert store.scan("logs", ["id"]).to_table()["id"].to_pylist() == [1, 2, 3]

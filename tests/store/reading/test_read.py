@@ -344,18 +344,18 @@ def test_a_damaged_file_affects_only_its_own_bundles(name, step, kept):
     disk = writer.disk.clone_after_kill()
     assert _numbers(read(ROOT, fs=disk)) == list(range(2, 11))
     path = f"{ROOT}/{name}"
-    whole = disk.read_all(path, size_max=1 << 20)
-    used = len(whole.rstrip(b"\0"))
-    for data in _damages(whole[:used], step):
+    complete = disk.read_all(path, size_max=1 << 20)
+    used = len(complete.rstrip(b"\0"))
+    for data in _damages(complete[:used], step):
         reader = read(ROOT, fs=_damaged(disk, path, data))
         found = _numbers(reader)
-        told = list(reader.problems)
+        reports = list(reader.problems)
         reader = read(ROOT, fs=_damaged(disk, path, data))
         scanned = [int(value.as_py()) for batch in reader.scan(60) for value in batch.column(0)]
         assert scanned == found
         assert len(set(found)) == len(found)
         assert kept <= set(found) <= set(range(11)), (data[:60], found)
-        for problems in (told, reader.problems):
+        for problems in (reports, reader.problems):
             assert all(problem.path.startswith(ROOT) and problem.reason for problem in problems)
             if "qseg" in name:
                 assert problems
@@ -368,13 +368,13 @@ def test_damage_in_a_retired_log_file_is_reported_and_the_rest_is_read():
     writer.ingest(4)
     disk = writer.disk
     path = f"{ROOT}/wal/quiver.wal.1"
-    whole = disk.read_all(path, size_max=1 << 20)
-    reader = read(ROOT, fs=_damaged(disk, path, whole[:60] + bytes([whole[60] ^ 1]) + whole[61:]))
+    complete = disk.read_all(path, size_max=1 << 20)
+    reader = read(ROOT, fs=_damaged(disk, path, complete[:60] + bytes([complete[60] ^ 1]) + complete[61:]))
     assert _numbers(reader) == [1, 2, 3]
     assert [problem.path for problem in reader.problems] == [path]
     assert _numbers(reader) == [1, 2, 3]
     assert len(reader.problems) == 1
-    cut = read(ROOT, fs=_damaged(disk, path, whole[:-3]))
+    cut = read(ROOT, fs=_damaged(disk, path, complete[:-3]))
     assert len(_numbers(cut)) == 3
     assert "retired" in cut.problems[0].reason
     writer.store.close()
@@ -384,8 +384,8 @@ def test_strict_reading_raises_at_the_first_damage(writer):
     writer.ingest(2)
     writer.seal()
     path = f"{ROOT}/segments/0000000000000000.qseg"
-    whole = writer.disk.read_all(path, size_max=1 << 20)
-    for data in (whole[:100] + b"!" + whole[101:], whole[:-1], b""):
+    complete = writer.disk.read_all(path, size_max=1 << 20)
+    for data in (complete[:100] + b"!" + complete[101:], complete[:-1], b""):
         disk = _damaged(writer.disk, path, data)
         reader = read(ROOT, fs=disk, strict=True)
         with pytest.raises(CorruptionError) as caught:
@@ -400,8 +400,8 @@ def test_apparent_damage_in_the_active_file_is_read_again(writer):
     """A reader may see one entry half written and the next one complete; a moment later both are complete."""
     writer.ingest(3)
     path = f"{ROOT}/wal/quiver.wal"
-    whole = writer.disk.read_all(path, size_max=1 << 20)
-    half = whole[:80] + bytes(20) + whole[100:]
+    complete = writer.disk.read_all(path, size_max=1 << 20)
+    half = complete[:80] + bytes(20) + complete[100:]
     reads = []
 
     class Torn:
@@ -411,7 +411,7 @@ def test_apparent_damage_in_the_active_file_is_read_again(writer):
         def read_all(self, wanted, *, size_max):
             if wanted == path:
                 reads.append(wanted)
-                return half if len(reads) == 1 else whole
+                return half if len(reads) == 1 else complete
             return writer.disk.read_all(wanted, size_max=size_max)
 
     reader = read(ROOT, fs=Torn())

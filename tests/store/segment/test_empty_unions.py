@@ -48,7 +48,7 @@ def test_empty_unions_are_stored_and_delivered(tmp_path: Path, shape: str, compr
 
 def test_bytes_of_a_batch() -> None:
     """For a slice only the visible bytes, where Arrow can compute them."""
-    whole = pa.record_batch({"n": list(range(100))})
-    assert (batch_bytes(whole), batch_bytes(whole.slice(0, 10))) == (800, 80)
+    complete = pa.record_batch({"n": list(range(100))})
+    assert (batch_bytes(complete), batch_bytes(complete.slice(0, 10))) == (800, 80)
     words = pa.array([SHAPES["one"].field(0)[0].as_py()] * 3).dictionary_encode()
     assert batch_bytes(pa.record_batch({"w": words})) == pa.record_batch({"w": words}).nbytes

@@ -58,9 +58,9 @@ def test_a_truncated_file_ends_sequential_reading():
         line = InOrder()
         line.begin(1, data[:length], BATCHES[0])
         found = [line.next(1, index) for index in range(1, 7)]
-        whole = [batch for batch in found if batch is not None]
-        assert whole == BATCHES[1 : 1 + len(whole)]
-        assert found[len(whole) :] == [None] * (6 - len(whole))
+        complete = [batch for batch in found if batch is not None]
+        assert complete == BATCHES[1 : 1 + len(complete)]
+        assert found[len(complete) :] == [None] * (6 - len(complete))
 
 
 def test_a_borrowed_position_belongs_to_one_caller():

@@ -100,8 +100,8 @@ def test_any_schema_survives_compression(schema: pa.Schema, seed: int, count: in
     rng = random.Random(seed)
     batches = [random_batch(schema, rng, rows_max=40) for _ in range(count)]
     if check_schema(schema):
-        whole = [pa.ipc.open_stream(self_contained(batch)).read_next_batch() for batch in batches]
-        runs = encode_runs(schema, whole)
+        complete = [pa.ipc.open_stream(self_contained(batch)).read_next_batch() for batch in batches]
+        runs = encode_runs(schema, complete)
     else:
         runs = [DictionaryRun((), [batch.serialize() for batch in batches])]
     found = []

@@ -101,10 +101,10 @@ def test_a_flipped_bit_in_directory_or_schema_never_gives_a_wrong_schema(path):
         path.write_bytes(hurt)
         try:
             again = SegmentReader.open(REAL_FILES, str(path))
-            told = {stream_id: again.schema(stream_id) for stream_id in again.streams}
+            reported = {stream_id: again.schema(stream_id) for stream_id in again.streams}
         except CorruptionError:
             continue
-        assert told == right, at
+        assert reported == right, at
 
 
 def test_a_column_name_that_is_not_utf8_is_damage(path):

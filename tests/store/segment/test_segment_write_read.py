@@ -93,9 +93,9 @@ def test_every_stream_is_an_arrow_file_for_any_reader(tmp_path: Path) -> None:
         # The same bytes without the padded magic are a stream, up to the end-of-stream mark.
         for ours, theirs in zip(pa.ipc.open_stream(region[64:]), batches, strict=True):
             assert_same(ours, theirs)
-        with pa.memory_map(info.path) as whole:
-            whole.seek(stream.byte_offset)
-            assert pa.ipc.open_file(io.BytesIO(whole.read(stream.byte_length))).num_record_batches == len(batches)
+        with pa.memory_map(info.path) as complete:
+            complete.seek(stream.byte_offset)
+            assert pa.ipc.open_file(io.BytesIO(complete.read(stream.byte_length))).num_record_batches == len(batches)
         seen += len(batches)
     assert seen == sum(map(len, bundles))
 

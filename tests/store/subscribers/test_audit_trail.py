@@ -107,11 +107,11 @@ def test_after_a_power_loss_the_trail_covers_the_progress():
     for state in crash_states(bench.disk, work, seeds=4):
         progress = load_progress(state, ROOT, "a")
         resolved = 40 - SubscriberState.from_progress(progress).pending_in(SegmentRef(0, 40))
-        said = {
+        expected = {
             index for _, _, ranges, _, _ in _said(state) for first, last in ranges for index in range(first, last + 1)
         }
-        kept_min = max(said, default=-1) - len(said) + 1  # the oldest lines may have been rotated out
-        assert set(range(kept_min, resolved)) <= said
+        kept_min = max(expected, default=-1) - len(expected) + 1  # the oldest lines may have been rotated out
+        assert set(range(kept_min, resolved)) <= expected
         again = Bench(state, segments=[SegmentRef(0, 40)], audit_bytes_max=4_096)
         again.registry.register("a").claim(BundleRef(0, 39)).ack() if resolved < 40 else None
         again.registry.save()
@@ -125,8 +125,8 @@ def test_a_torn_line_does_not_affect_other_lines():
     bench.seal(0, 2)
     subscriber.next_bundle(timeout=0).ack()
     bench.registry.close()
-    whole = bench.disk.read_all(TRAIL, size_max=10_000)
-    bench.disk.open_write(TRAIL).truncate(len(whole) - 10)
+    complete = bench.disk.read_all(TRAIL, size_max=10_000)
+    bench.disk.open_write(TRAIL).truncate(len(complete) - 10)
     again = Bench(bench.disk, segments=[SegmentRef(0, 2)], audit_bytes_max=10_000)
     again.ack_all(again.registry.register("a"))
     again.registry.save()

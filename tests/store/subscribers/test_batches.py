@@ -34,8 +34,8 @@ def _bench(*counts, order="oldest", **options):
 
 def test_a_batch_has_at_most_the_requested_number_of_bundles():
     _, subscriber = _bench(2, 3)
-    held = subscriber.next_bundles(4, timeout=0)
-    assert names(held) == ["0:0", "0:1", "1:0", "1:1"]
+    handles = subscriber.next_bundles(4, timeout=0)
+    assert names(handles) == ["0:0", "0:1", "1:0", "1:1"]
     rest = subscriber.next_bundles(4, timeout=0)
     assert names(rest) == ["1:2"]
     assert subscriber.next_bundles(1, timeout=0) == []
@@ -107,11 +107,11 @@ def test_ack_all_refuses_only_bundles_with_another_outcome():
 def test_handles_of_another_subscriber_are_refused():
     bench, subscriber = _bench(1)
     other = bench.registry.register("b", "earliest")
-    held = subscriber.next_bundles(1, timeout=0)
+    handles = subscriber.next_bundles(1, timeout=0)
     with pytest.raises(BundleUnavailableError, match="has ended"):
         subscriber.ack_all(other.next_bundles(1, timeout=0))
     assert other.lag().pending_bundles == subscriber.lag().pending_bundles == 1
-    assert names(held) == ["0:0"]
+    assert names(handles) == ["0:0"]
 
 
 def test_bundles_of_released_handles_are_delivered_again():
@@ -133,10 +133,10 @@ def test_invalid_arguments_and_a_closed_store_are_refused():
         subscriber.ack_all(handles)
     with pytest.raises(StoreClosedError):
         subscriber.next_bundles(1, timeout=0)
-    other, gone = _bench(1)
+    other, removed = _bench(1)
     other.registry.unregister("a")
     with pytest.raises(UnknownSubscriberError):
-        gone.next_bundles(1, timeout=0)
+        removed.next_bundles(1, timeout=0)
 
 
 def _bundles(count):

@@ -35,7 +35,7 @@ def test_a_drop_is_resolved_durably_and_counted_for_each_local_subscriber():
         disk = bench.disk.clone_after_crash(seed)
         for name in ("here", "idle"):
             assert load_progress(disk, ROOT, name) == Progress(1, {})
-    by_reason = {dict(told)["reason"] for (name, told) in bench.observer.counts if name == COUNTED}
+    by_reason = {dict(reported)["reason"] for (name, reported) in bench.observer.counts if name == COUNTED}
     assert by_reason == {"size"}
     assert bench.observer.total(COUNTED) == 5
     assert bench.registry.stats()["here"]["dropped_bundles"] == 2

@@ -51,8 +51,8 @@ def test_each_orphan_is_listed_with_age_and_backlog():
     (orphan,) = bench.registry.orphans()
     assert (orphan.pending_bundles, orphan.lag_bytes, orphan.lag_seconds) == (4, 750, 20.0)
     assert orphan.idle_seconds == 90
-    told = next(event for event in bench.observer.told if event["name"] == "quiver.subscriber.orphan")
-    assert (told["subscriber"], told["holds_bundles"], told["holds_bytes"]) == ("gone", 4, 750)
+    reported = next(event for event in bench.observer.told if event["name"] == "quiver.subscriber.orphan")
+    assert (reported["subscriber"], reported["holds_bundles"], reported["holds_bytes"]) == ("gone", 4, 750)
 
 
 def test_a_dropped_orphan_keeps_no_segments():

@@ -106,9 +106,9 @@ def test_the_policy_backup_continues_from_the_previous_generation():
     bench.flip(FILE)
     again = _again(bench, "backup")
     assert _pending(again) == ALL[2:]
-    told = next(event for event in again.observer.told if event["name"] == "quiver.subscriber.progress.recreated")
-    assert told["start"] == "backup"
-    assert again.disk.exists(told["copy"])
+    reported = next(event for event in again.observer.told if event["name"] == "quiver.subscriber.progress.recreated")
+    assert reported["start"] == "backup"
+    assert again.disk.exists(reported["copy"])
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged", "cut"])

@@ -125,23 +125,23 @@ def test_a_disk_error_leaves_the_old_progress():
 @pytest.mark.parametrize("profile", ["spec", "otap"])
 def test_every_truncation_and_flipped_byte_is_damage_with_an_offset(disk, profile):
     """Never other progress or another exception: an error with path and offset."""
-    whole = encode_progress(OLD, profile=profile)
+    complete = encode_progress(OLD, profile=profile)
     path = f"{ROOT}/quiver.sub.a"
 
     def put(data):
         file = disk.create_or_truncate(path)
         file.pwrite(data, 0)
 
-    broken = [whole[:length] for length in range(len(whole))]
-    broken += [whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :] for at in range(len(whole))]
-    broken.append(whole + b"x")
+    broken = [complete[:length] for length in range(len(complete))]
+    broken += [complete[:at] + bytes([complete[at] ^ 0x40]) + complete[at + 1 :] for at in range(len(complete))]
+    broken.append(complete + b"x")
     for data in broken:
         put(data)
         with pytest.raises(CorruptionError) as caught:
             load_progress(disk, ROOT, "a")
         assert caught.value.path == path
         assert 0 <= caught.value.offset <= len(data)
-    put(whole)
+    put(complete)
     assert load_progress(disk, ROOT, "a") == OLD
 
 

@@ -189,8 +189,8 @@ class _RegistryMachine(RuleBasedStateMachine):
         back = {ref for ref in self.resolved[name] if ref >= to and ref.segment not in given_up}
         done = self.subscribers[name].rewind(to)
         assert done.bundles >= len(back & self.existing())
-        gone = [seq for seq in range(to.segment, self.next_seq) if seq not in self.sealed]
-        assert [seq for numbers in done.missing for seq in numbers] == gone
+        removed = [seq for seq in range(to.segment, self.next_seq) if seq not in self.sealed]
+        assert [seq for numbers in done.missing for seq in numbers] == removed
         self.resolved[name] -= back
         # Durable on return, as are the earlier acknowledgements.
         self.durable[name] = set(self.resolved[name])

@@ -67,13 +67,13 @@ def test_a_run_ends_with_its_segment_and_with_the_count():
 def test_a_run_ends_before_what_is_resolved_claimed_or_deferred():
     bench, subscriber = _bench(12)
     subscriber.claim(BundleRef(0, 2)).ack()
-    held = subscriber.claim(BundleRef(0, 5))
+    handle = subscriber.claim(BundleRef(0, 5))
     subscriber.claim(BundleRef(0, 8)).nack(10)
     spans, runs = _spans(subscriber)
     assert spans == ["0:0-1", "0:3-4", "0:6-7", "0:9-11"]
     bench.clock.advance(10)
     assert _span(subscriber.next_run(timeout=0)) == "0:8-8"
-    assert (held.outcome, len(runs)) == (None, 4)
+    assert (handle.outcome, len(runs)) == (None, 4)
 
 
 @pytest.mark.parametrize("counts", [(600, 3), (511, 1), (512, 513), (1025,)])

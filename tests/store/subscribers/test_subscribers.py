@@ -539,18 +539,18 @@ def test_a_released_subscriber_can_be_used_by_another_process():
     subscriber = bench.registry.register("a")
     bench.seal(0, 2)
     subscriber.next_bundle(timeout=0).ack()
-    held = subscriber.next_bundle(timeout=0)
+    handle = subscriber.next_bundle(timeout=0)
     with pytest.raises(DirectoryInUseError):
         SubscriberFile(bench.disk, ROOT, "a").acquire()
     subscriber.release()
     with pytest.raises(BundleUnavailableError):
-        held.ack()
+        handle.ack()
     with SubscriberFile(bench.disk, ROOT, "a") as elsewhere:
         elsewhere.know([SegmentRef(0, 2)])
         assert (elsewhere.position().segment, elsewhere.position().index) == (0, 1)
     assert subscriber.next_bundle(timeout=0).ref == BundleRef(0, 1)
     with pytest.raises(BundleUnavailableError):
-        held.ack()
+        handle.ack()
 
 
 def test_a_subscriber_of_another_process_prevents_deletion_too():

@@ -108,9 +108,9 @@ def test_messages_that_exist_only_in_objects_are_not_damage(tmp_path):
     def verify(*options, code):
         done = run("topic", "verify", tmp_path / "here", NAME, "--json", *options)
         assert done.exit_code == code, done.output
-        (told,) = json.loads(done.stdout)
-        assert (told["start_offset"], told["next_offset"]) == (0, 9)
-        return told["objects"], [(one["kind"], one["reason"]) for one in told["findings"]]
+        (result,) = json.loads(done.stdout)
+        assert (result["start_offset"], result["next_offset"]) == (0, 9)
+        return result["objects"], [(one["kind"], one["reason"]) for one in result["findings"]]
 
     in_objects = [[0, 4], [4, 7], [7, 9]]
     there_only = [("in objects", "messages 4 to 6 are there only")]

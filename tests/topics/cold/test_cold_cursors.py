@@ -227,9 +227,9 @@ def test_progress_has_golden_bytes():
     assert all(isinstance(decode_progress(data[:cut]), Damage) for cut in range(len(data)))
 
     large = SavedSubscription("b", "shared", 1, tuple((n, n + 1) for n in range(3, 300_000, 2)), {})
-    told = encode_progress(large, "one")
-    assert len(told) <= PROGRESS_BYTES_MAX
-    assert decode_progress(told).value == ("one", SavedSubscription("b", "shared", 1))
+    reported = encode_progress(large, "one")
+    assert len(reported) <= PROGRESS_BYTES_MAX
+    assert decode_progress(reported).value == ("one", SavedSubscription("b", "shared", 1))
 
     keys = encode_subscription_keys(PREFIX, saved, "one")
     assert keys[f"{PREFIX}billing/cursor"] == b"6"

@@ -60,13 +60,13 @@ def test_no_more_files_are_deleted_than_needed(given_files, minutes, mib):
     files = [file(seq, age_minutes=age, mib=size) for seq, (age, size) in enumerate(given_files)]
     files.append(file(len(files), mib=1, sealed=False))
 
-    gone = going(files, minutes=minutes, mib=mib)
+    removed = going(files, minutes=minutes, mib=mib)
 
-    assert [seq for seq, _ in gone] == list(range(len(gone)))
-    left = sum(one.size_bytes for one in files[len(gone) :])
-    for seq, why in gone:
+    assert [seq for seq, _ in removed] == list(range(len(removed)))
+    left = sum(one.size_bytes for one in files[len(removed) :])
+    for seq, why in removed:
         assert why == "time" or sum(one.size_bytes for one in files[seq:]) > mib * MIB
-    next_up = files[len(gone)]
+    next_up = files[len(removed)]
     if next_up.sealed:
         assert left <= mib * MIB
         assert -next_up.modified_ns < minutes * MINUTE_NS
@@ -237,9 +237,9 @@ def test_objects_expire_by_their_own_policy():
 
 def test_uploads_and_deletions_are_logged_with_their_fields(monkeypatch):
     """Topic, object, file number, offsets: every move of messages is logged."""
-    told = []
+    reports = []
     rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=60)))
-    monkeypatch.setattr(rig.observer, "event", lambda name, **fields: told.append((name, fields)))
+    monkeypatch.setattr(rig.observer, "event", lambda name, **fields: reports.append((name, fields)))
     with rig.opened() as log:
         append(log, 10)
         log.flush()
@@ -248,14 +248,14 @@ def test_uploads_and_deletions_are_logged_with_their_fields(monkeypatch):
         rig.tier.maintain()
 
     def fields_of(name):
-        return [fields for one, fields in told if one == name]
+        return [fields for one, fields in reports if one == name]
 
     uploaded = fields_of("danube.uploader.object")
     assert {one["topic"] for one in uploaded} == {TOPIC}
     offsets = [(one["first_offset"], one["next_offset"]) for one in uploaded]
     assert (offsets[0][0], offsets[-1][1]) == (0, 10)
-    for behind in (fields_of("danube.deleter.file"), fields_of("danube.deleter.object")):
-        assert [(one["first_offset"], one["next_offset"]) for one in behind] == offsets[: len(behind)] != []
+    for after in (fields_of("danube.deleter.file"), fields_of("danube.deleter.object")):
+        assert [(one["first_offset"], one["next_offset"]) for one in after] == offsets[: len(after)] != []
     assert [one["file_seq"] for one in fields_of("danube.deleter.file")] == [one["file_seq"] for one in uploaded][:-1]
     assert fields_of("danube.deleter.object")[0]["object_id"] == uploaded[0]["object_id"]
 

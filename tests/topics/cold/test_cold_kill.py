@@ -46,10 +46,10 @@ def killed_after(root, owner, count):
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(root), owner], stdout=subprocess.PIPE, cwd=Path(__file__).parent, text=True
     ) as child:
-        said = [int(line) for line in itertools.islice(child.stdout, count)]
+        lines = [int(line) for line in itertools.islice(child.stdout, count)]
         child.kill()
-        said += [int(line) for line in child.stdout if line.endswith("\n")]
-    return said[-1]
+        lines += [int(line) for line in child.stdout if line.endswith("\n")]
+    return lines[-1]
 
 
 def check(root, owner, last):

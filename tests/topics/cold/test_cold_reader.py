@@ -77,10 +77,10 @@ def test_the_index_finds_any_offset(compression):
 def test_chunks_of_any_size_give_the_same_messages(read_bytes, compression):
     """A message may span two or more of them."""
     rig, _ = cold(30, rotate=600, compression=compression)
-    whole = bodies(reader_of(rig), 0, 30)
+    complete = bodies(reader_of(rig), 0, 30)
 
-    assert bodies(reader_of(rig, read_bytes), 0, 30) == whole
-    assert bodies(reader_of(rig, read_bytes), 13, 21) == whole[13:21]
+    assert bodies(reader_of(rig, read_bytes), 0, 30) == complete
+    assert bodies(reader_of(rig, read_bytes), 13, 21) == complete[13:21]
 
 
 def test_a_plain_object_equals_the_log_byte_for_byte():
@@ -160,8 +160,8 @@ def test_a_flipped_byte_anywhere_is_detected(compression):
         change(rig, one.object_id, position)
         with log.reader(start=0, follow=False, on_lost="skip") as reader:
             seen = {message.offset: message.payload for message in reader}
-            lost = {offset for first, behind in reader.lost for offset in range(first, behind)}
-        assert all(payload(offset) == said for offset, said in seen.items())
+            lost = {offset for first, after in reader.lost for offset in range(first, after)}
+        assert all(payload(offset) == reported for offset, reported in seen.items())
         assert set(seen) | lost == set(range(6))
         assert not set(seen) & lost
         rig.memory.put(PREFIX + one.object_id, sound)

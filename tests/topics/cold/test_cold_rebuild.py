@@ -88,12 +88,12 @@ def test_wrong_entries_are_corrected():
 def test_holes_are_reported():
     """An object is missing: the range of its offsets is reported."""
     rig = made()
-    gone = rig.before[1]
-    rig.memory.delete([PREFIX + gone.object_id])
+    removed = rig.before[1]
+    rig.memory.delete([PREFIX + removed.object_id])
 
     _, _, report = rebuilt(rig)
 
-    assert report.holes == [(gone.start_offset, gone.end_offset + 1)]
+    assert report.holes == [(removed.start_offset, removed.end_offset + 1)]
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])

@@ -518,7 +518,7 @@ def test_confirmed_offsets_equal_a_set(steps):
         at = next(offset for offset in range(100) if offset not in model)
         assert confirmed.next_offset == at
         assert [offset for offset in range(50) if offset in confirmed] == sorted(model)
-        above = {offset for first, behind in confirmed.ranges() for offset in range(first, behind)}
+        above = {offset for first, after in confirmed.ranges() for offset in range(first, after)}
         assert above == {offset for offset in model if offset > at}
         again = Confirmed(confirmed.next_offset, confirmed.ranges())
         assert (again.next_offset, again.ranges()) == (confirmed.next_offset, confirmed.ranges())

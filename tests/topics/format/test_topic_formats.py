@@ -90,9 +90,9 @@ def test_a_message_is_encoded_as_recorded():
 def test_messages_round_trip(offset, payload, time_ms, attributes):
     """Every message decodes with the codec of its topic, and without one."""
     body = CODEC.encode(offset, payload, time_ms, CODEC.tail_of(attributes))
-    told = CODEC.decode(body)
-    assert told == decode_message(body)
-    assert told == Message(
+    reported = CODEC.decode(body)
+    assert reported == decode_message(body)
+    assert reported == Message(
         offset, payload, attributes, time_ms * 1_000_000, "p1", "/default/t", 0, 1, "127.0.0.1:6650", None
     )
 
@@ -100,8 +100,8 @@ def test_messages_round_trip(offset, payload, time_ms, attributes):
 def test_a_message_of_another_topic_is_decoded():
     """The codec of a topic decodes messages of all topics."""
     other = MessageCodec("a/b")
-    told = CODEC.decode(other.encode(3, b"z", 5, other.tail_of({"k": "v"})))
-    assert (told.offset, told.payload, told.topic, told.attributes) == (3, b"z", "/a/b", {"k": "v"})
+    reported = CODEC.decode(other.encode(3, b"z", 5, other.tail_of({"k": "v"})))
+    assert (reported.offset, reported.payload, reported.topic, reported.attributes) == (3, b"z", "/a/b", {"k": "v"})
 
 
 def test_a_subscription_name_is_decoded():
@@ -148,15 +148,15 @@ def test_a_frame_has_the_recorded_bytes():
 def test_frames_are_decoded_byte_by_byte():
     """Every prefix contains the complete frames, and the decoder returns how many bytes the next frame needs."""
     parts = frames_of(5, 4)
-    whole = b"".join(parts)
+    complete = b"".join(parts)
     ends = [sum(map(len, parts[: at + 1])) for at in range(4)]
-    for cut in range(len(whole) + 1):
-        found, end, stopped = take_frames(whole[:cut])
+    for cut in range(len(complete) + 1):
+        found, end, stopped = take_frames(complete[:cut])
         assert [place[0] for place in found] == list(range(5, 5 + sum(one <= cut for one in ends)))
         assert end == max([0, *(one for one in ends if one <= cut)])
         assert isinstance(stopped, NeedMore)
-        assert cut + stopped.missing <= len(whole) + 16
-    assert take_frames(whole + b"junk")[0] == take_frames(whole)[0]
+        assert cut + stopped.missing <= len(complete) + 16
+    assert take_frames(complete + b"junk")[0] == take_frames(complete)[0]
 
 
 def test_every_flipped_byte_is_detected():

@@ -115,8 +115,8 @@ def test_an_outage_is_reported_and_loses_no_message():
     assert (left.topic, left.first_offset, left.next_offset, left.is_owner) == (TOPIC, 4, 7, True)
     assert "messages 4 to 6 are only in /topics/default/orders" in str(left)
     assert "this directory still owns the topic: open it again" in str(left)
-    (told,) = [told for told in one.observer.events if told[0] == "danube.topic.not_handed_over"]
-    assert told[1:] == (logging.ERROR, str(left))
+    (event,) = [event for event in one.observer.events if event[0] == "danube.topic.not_handed_over"]
+    assert event[1:] == (logging.ERROR, str(left))
 
     two = machine(one)
     with pytest.raises(DirectoryInUseError, match="one"):

@@ -136,7 +136,7 @@ def test_two_machines_that_superseded_each_other_recover_every_message(uploaded,
         name: Rig(memory=memory, facts=facts, owner=name, patience_s=301.0, chosen=settings(rotate=rotate))
         for name, rotate in zip(("one", "two"), rotates, strict=True)
     }
-    said = []
+    messages = []
 
     def die(name, *counts):
         """Append messages, upload them, and append more."""
@@ -147,8 +147,8 @@ def test_two_machines_that_superseded_each_other_recover_every_message(uploaded,
                 log.flush()
                 rig.store.maintain()
             for _ in range(count):
-                said.append(b"%s %d" % (name.encode(), len(said)))
-                log.append(said[-1])
+                messages.append(b"%s %d" % (name.encode(), len(messages)))
+                log.append(messages[-1])
         log.flush()
         machines[name] = replace(rig, disk=rig.disk.clone_after_kill())
 
@@ -162,10 +162,10 @@ def test_two_machines_that_superseded_each_other_recover_every_message(uploaded,
             machines[name].store.maintain()
             with log.reader(0, follow=False, on_lost="skip") as reader:
                 found = [one.payload for one in reader]
-    assert sorted(found) == sorted(said)
+    assert sorted(found) == sorted(messages)
     machines["three"] = Rig(memory=memory, facts=facts, owner="three", chosen=settings())
     with machines["three"].opened() as log, log.reader(0, follow=False, on_lost="skip") as reader:
-        assert sorted(one.payload for one in reader) == sorted(said)
+        assert sorted(one.payload for one in reader) == sorted(messages)
 
 
 def test_reappended_messages_are_not_reported_as_damage():
@@ -179,14 +179,14 @@ def test_reappended_messages_are_not_reported_as_damage():
         holes = [(before[1], after[0]) for before, after in itertools.pairwise(spans) if before[1] < after[0]]
         ((first, behind),) = holes
         found = check_topic_directory(rig.disk, f"/topics/{TOPIC}", objects=spans)
-        told = [one.reason for one in found.findings if one.kind == "quarantined" and one.path.endswith(".log")]
-        assert told == [f"messages {first} to {behind - 1}: another owner replaced messages before them"]
+        reports = [one.reason for one in found.findings if one.kind == "quarantined" and one.path.endswith(".log")]
+        assert reports == [f"messages {first} to {behind - 1}: another owner replaced messages before them"]
         assert found.is_intact
-        gone = log._engine.wal.files()[1]
-        rig.disk.remove(gone.path)
+        removed = log._engine.wal.files()[1]
+        rig.disk.remove(removed.path)
         lost = check_topic_directory(rig.disk, f"/topics/{TOPIC}").findings
-        told = f"messages {gone.first_offset} to 9 are in no file"  # the next ones are in the quarantine
-        assert [one.reason for one in lost if one.damaged] == [told]
+        reports = f"messages {removed.first_offset} to 9 are in no file"  # the next ones are in the quarantine
+        assert [one.reason for one in lost if one.damaged] == [reports]
 
 
 def test_a_message_that_its_producer_repeated_is_not_appended_again():

@@ -72,7 +72,7 @@ def test_messages_that_were_not_superseded_are_kept():
     with rig.opened() as log:
         with log.reader(0, follow=False, on_lost="skip") as reader:
             found = {message.offset: message.payload for message in reader}
-        lost = [offset for first, behind in reader.lost for offset in range(first, behind)]
+        lost = [offset for first, after in reader.lost for offset in range(first, after)]
         assert [found[offset] for offset in range(15)] == expected(15)
         assert lost == list(range(15, lost[-1] + 1))
         assert [found[offset] for offset in range(lost[-1] + 1, 40)] == [
