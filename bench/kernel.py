@@ -12,9 +12,13 @@ import sys
 from collections.abc import Callable, Mapping
 from time import process_time
 
+import pyarrow as pa
+
 from quiver.aof.format import record
 from quiver.aof.format.record import RecordScan, encode_record
 from quiver.primitives.kernel import KERNEL, describe_kernel
+from quiver.store.encode import EncodedBundle, SlotEncoder
+from quiver.store.entries import ENTRY_OVERHEAD, write_entry_in_python
 
 
 def compared(label: str, unit: str, count: int, twins: Mapping[str, Callable[[], object]], rounds: int) -> None:
@@ -26,7 +30,7 @@ def compared(label: str, unit: str, count: int, twins: Mapping[str, Callable[[],
             run()
             seconds[name].append((process_time() - started) / count * 1e6)
     for name, found in seconds.items():
-        print(f"{label}, {name}: {statistics.median(found):.3f} µs a {unit} ({min(found):.3f}-{max(found):.3f})")
+        print(f"{label}, {name}: {statistics.median(found):.3f} µs per {unit} ({min(found):.3f}-{max(found):.3f})")
     python, compiled = map(statistics.median, seconds.values())
     print(f"{label}: factor {python / compiled:.1f}")
 
@@ -49,6 +53,32 @@ def record_scans(rounds: int) -> None:
         compared(f"record scan, {size} bytes", "record", count, twins, rounds)
 
 
+def entries(rounds: int) -> None:
+    """The layout of a log entry with its checksum."""
+    for rows in (10, 100, 1_000):
+        encoded = SlotEncoder().encode({30: pa.record_batch({"time": range(rows), "body": ["some text"] * rows})})
+        (slot,) = encoded.slots
+        message = slot.message
+        region = memoryview(bytearray(encoded.nbytes + ENTRY_OVERHEAD)).cast("b")
+
+        def lay_out(
+            write: Callable[..., None],
+            encoded: EncodedBundle = encoded,
+            region: memoryview = region,
+            message: object = message,
+        ) -> None:
+            (slot,) = encoded.slots
+            for number in range(20_000):
+                slot.message = message
+                write(region, 1, number, encoded.bitmap, encoded.slots)
+
+        twins = {
+            "Python": lambda lay_out=lay_out: lay_out(write_entry_in_python),
+            "compiled": lambda lay_out=lay_out: lay_out(KERNEL.write_entry),
+        }
+        compared(f"log entry, {rows} rows", "entry", 20_000, twins, rounds)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the compiled kernel with its twins.")
     parser.add_argument("--rounds", type=int, default=7)
@@ -57,6 +87,7 @@ def main() -> int:
         print(describe_kernel(), file=sys.stderr)
         return 1
     record_scans(options.rounds)
+    entries(options.rounds)
     return 0
 
 

@@ -41,6 +41,8 @@ static void crc_init(Crc *crc, uint64_t polynomial, int bits) {
         }
     }
     /* A carry-less product of two reflected values has one power of x too many: hence the - 1. */
+    crc->fold_2048[0] = power_of_x(polynomial, bits, 2048 + 64 - 1);
+    crc->fold_2048[1] = power_of_x(polynomial, bits, 2048 - 1);
     crc->fold_512[0] = power_of_x(polynomial, bits, 512 + 64 - 1);
     crc->fold_512[1] = power_of_x(polynomial, bits, 512 - 1);
     crc->fold_128[0] = power_of_x(polynomial, bits, 128 + 64 - 1);
@@ -92,8 +94,11 @@ static uint64_t by_table(const Crc *crc, const uint8_t *data, size_t size, uint6
 
 #if HAS_FOLDING
 
+static int has_wide_folding;
+
 int crc_is_supported(void) {
     __builtin_cpu_init();
+    has_wide_folding = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
     return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
 }
 
@@ -106,6 +111,35 @@ FOLDING static inline __m128i fold(__m128i folded, __m128i by, __m128i next) {
 }
 
 FOLDING static inline __m128i load(const uint8_t *at) { return _mm_loadu_si128((const __m128i *)at); }
+
+#define WIDE_FOLDING __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.1")))
+#define WIDE_BYTES_MIN 512
+
+WIDE_FOLDING static inline __m512i fold_wide(__m512i folded, __m512i by, __m512i next) {
+    __m512i low = _mm512_clmulepi64_epi128(folded, by, 0x00);
+    __m512i high = _mm512_clmulepi64_epi128(folded, by, 0x11);
+    return _mm512_ternarylogic_epi64(low, high, next, 0x96); /* xor of all three */
+}
+
+WIDE_FOLDING static inline __m512i load_wide(const uint8_t *at) { return _mm512_loadu_si512(at); }
+
+/* Consume the multiple of 256 bytes in `size`, which is at least 256; the result is congruent to them. */
+WIDE_FOLDING static void by_wide_folding(const Crc *crc, const uint8_t *data, size_t size, uint64_t state, uint8_t *rest) {
+    const __m512i by_2048 = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)crc->fold_2048));
+    const __m512i by_512 = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)crc->fold_512));
+    __m512i first = _mm512_xor_si512(load_wide(data), _mm512_zextsi128_si512(_mm_set_epi64x(0, (long long)state)));
+    __m512i second = load_wide(data + 64), third = load_wide(data + 128), fourth = load_wide(data + 192);
+    for (data += 256, size -= 256; size >= 256; data += 256, size -= 256) {
+        first = fold_wide(first, by_2048, load_wide(data));
+        second = fold_wide(second, by_2048, load_wide(data + 64));
+        third = fold_wide(third, by_2048, load_wide(data + 128));
+        fourth = fold_wide(fourth, by_2048, load_wide(data + 192));
+    }
+    first = fold_wide(first, by_512, second);
+    first = fold_wide(first, by_512, third);
+    first = fold_wide(first, by_512, fourth);
+    _mm512_storeu_si512(rest, first);
+}
 
 /* Consume the multiple of 16 bytes in `size`, which is at least 16. */
 FOLDING static uint64_t by_folding(const Crc *crc, const uint8_t *data, size_t size, uint64_t state) {
@@ -145,6 +179,15 @@ static uint64_t by_folding(const Crc *crc, const uint8_t *data, size_t size, uin
 
 uint64_t crc_update(const Crc *crc, const uint8_t *data, size_t size, uint64_t value) {
     uint64_t state = ~value & crc->mask;
+#if HAS_FOLDING
+    if (has_wide_folding && size >= WIDE_BYTES_MIN) {
+        uint8_t rest[64];
+        by_wide_folding(crc, data, size, state, rest);
+        state = by_folding(crc, rest, sizeof rest, 0);
+        data += size & ~(size_t)255;
+        size &= 255;
+    }
+#endif
     if (size >= 32) {
         state = by_folding(crc, data, size, state);
         data += size & ~(size_t)15;

@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Changes with every change of a signature; primitives/kernel.py ignores a kernel with another number. */
-#define KERNEL_API 1
+#define KERNEL_API 2
 
 /* Below this many bytes a call keeps the GIL: to get it back can take a switch interval of 5 ms. */
 #define GIL_BYTES_MIN (64 * 1024)
@@ -23,7 +23,8 @@
 /* A reflected CRC of 32 or 64 bits. Create it with crc_init. */
 typedef struct {
     uint64_t table[8][256];   /* the CRC of a byte, followed by 0 to 7 zero bytes */
-    uint64_t fold_512[2];     /* multipliers that move 16 bytes over 64 bytes */
+    uint64_t fold_2048[2];    /* multipliers that move 16 bytes over 256 bytes */
+    uint64_t fold_512[2];     /* ... over 64 bytes */
     uint64_t fold_128[2];     /* ... and over 16 bytes */
     uint64_t mask;            /* all bits of the CRC */
 } Crc;
@@ -33,6 +34,9 @@ extern Crc CRC32, CRC64_NVME;
 /* Return whether this processor has the instructions that the kernel needs. */
 int crc_is_supported(void);
 void crc_init_all(void);
+
+/* Create the names of attributes; -1 with an exception on failure. */
+int entry_init(void);
 
 /* Return the CRC of `size` bytes, continued from `value`. */
 uint64_t crc_update(const Crc *crc, const uint8_t *data, size_t size, uint64_t value);
@@ -59,6 +63,8 @@ static inline uint64_t load_u64(const uint8_t *at) {
 
 PyObject *kernel_crc32(PyObject *module, PyObject *args);
 PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args);
+PyObject *kernel_pwritev(PyObject *module, PyObject *args);
 PyObject *kernel_scan_records(PyObject *module, PyObject *args);
+PyObject *kernel_write_entry(PyObject *module, PyObject *args);
 
 #endif

@@ -7,6 +7,10 @@ static PyMethodDef METHODS[] = {
      "crc64_nvme(data, value=0, /): the CRC-64/NVME of data, continued from value."},
     {"scan_records", kernel_scan_records, METH_VARARGS,
      "scan_records(view, offset, limit, batch_bytes, crc64, /): verify consecutive AOF2 records."},
+    {"pwritev", kernel_pwritev, METH_VARARGS,
+     "pwritev(fd, parts, offset, /): os.pwritev, but small writes keep the GIL."},
+    {"write_entry", kernel_write_entry, METH_VARARGS,
+     "write_entry(region, ingested_at_ns, sequence, bitmap, slots, /): lay out an entry of the log in region."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -17,6 +21,8 @@ static int execute(PyObject *module) {
         return -1;
     }
     crc_init_all();
+    if (entry_init() < 0)
+        return -1;
     return PyModule_AddIntConstant(module, "API", KERNEL_API);
 }
 

@@ -1,5 +1,8 @@
 # Functions of the compiled kernel; `quiver.primitives.kernel` imports it.
 
+from collections.abc import Sequence
+from typing import Any
+
 from typing_extensions import Buffer
 
 API: int
@@ -9,3 +12,5 @@ def crc64_nvme(data: Buffer, value: int = 0, /) -> int: ...
 def scan_records(
     view: Buffer, offset: int, limit: int, batch_bytes: int, crc64: int, /
 ) -> tuple[int, int, int, int, int]: ...
+def pwritev(fd: int, parts: Sequence[Buffer], offset: int, /) -> int: ...
+def write_entry(region: memoryview, ingested_at_ns: int, sequence: int, bitmap: int, slots: list[Any], /) -> None: ...

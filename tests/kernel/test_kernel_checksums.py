@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quiver.primitives import checksum
 
-SIZES = [*range(160), 255, 256, 257, 4095, 4096, 4097, 65_535, 65_536, 1 << 20]
+SIZES = [*range(160), 255, 256, 257, *range(500, 800, 7), 1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_536, 1 << 20]
 BYTES = bytes(number * 167 + 13 & 0xFF for number in range(1 << 20))
 
 

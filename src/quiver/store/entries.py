@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quiver.clock import Clock
 from quiver.errors import CapacityError
 from quiver.primitives.checksum import crc32
+from quiver.primitives.kernel import KERNEL
 from quiver.store.encode import EncodedBundle, keep_messages, slot_pieces, write_slots
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD
 from quiver.store.limits.admission import Admission
 from quiver.store.sealing.schedule import Sealing
+from quiver.store.segment.accumulator import EncodedSlot
 from quiver.store.segment.log_backed import LogBackedMessage
 from quiver.store.wal.writer import WalWriter
 
-__all__ = ["ENTRY_OVERHEAD", "StoreEntries"]
+__all__ = ["ENTRY_OVERHEAD", "StoreEntries", "write_entry_in_python"]
 
 ENTRY_OVERHEAD = ENTRY_HEAD.size + CRC.size
 _LENGTH_BYTES = 4
@@ -21,6 +25,20 @@ REREAD_BYTES_MIN = 128 * 1024
 """Entries with one slot and at least this size are not kept in memory: their segment reads them back from the log."""
 _UNCOUNTED = _LENGTH_BYTES + CRC.size
 """An entry's length counts neither itself nor the checksum."""
+
+
+def write_entry_in_python(
+    entry: memoryview, ingested_at_ns: int, sequence: int, bitmap: int, slots: list[EncodedSlot]
+) -> None:
+    """Lay out an entry in *entry*, which has its exact size, and make each slot's message a view of it."""
+    ENTRY_HEAD.pack_into(entry, 0, len(entry) - _UNCOUNTED, 0, ingested_at_ns, sequence, bitmap)
+    write_slots(slots, entry, ENTRY_HEAD.size)
+    CRC.pack_into(entry, len(entry) - CRC.size, crc32(entry[_LENGTH_BYTES : -CRC.size]))
+
+
+_write_entry: Callable[[memoryview, int, int, int, list[EncodedSlot]], None] = (
+    write_entry_in_python if KERNEL is None else KERNEL.write_entry
+)
 
 
 class StoreEntries:
@@ -42,9 +60,7 @@ class StoreEntries:
             keep_messages(encoded.slots, arena)
             return self._wal.written
         entry = arena.take(nbytes)
-        ENTRY_HEAD.pack_into(entry, 0, nbytes - _UNCOUNTED, 0, stamp, self._sequence, encoded.bitmap)
-        write_slots(encoded.slots, entry, ENTRY_HEAD.size)
-        CRC.pack_into(entry, nbytes - CRC.size, crc32(entry[_LENGTH_BYTES : -CRC.size]))
+        _write_entry(entry, stamp, self._sequence, encoded.bitmap, encoded.slots)
         try:
             return self._wal.append((entry,), nbytes, zero_ahead=zero_ahead)
         except CapacityError:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from quiver.primitives.disk.file_system import Buffer
+from quiver.primitives.kernel import KERNEL
 
 __all__ = ["PLATFORM", "LinuxFiles", "MacFiles", "Platform", "WindowsFiles", "call_at_fork", "choose_platform"]
 
@@ -102,7 +103,7 @@ class LinuxFiles:
     # Without a wrapper: this is the hottest path of every log.
     pread = staticmethod(_call("pread"))
     pwrite = staticmethod(_call("pwrite"))
-    pwritev = staticmethod(_call("pwritev"))
+    pwritev = staticmethod(_call("pwritev") if KERNEL is None else KERNEL.pwritev)
     rename = staticmethod(os.replace)  # noqa: TID251
     remove = staticmethod(os.remove)
 
