@@ -9,6 +9,7 @@ a map, invalid nested values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 _INT64_MAX = (1 << 63) - 1
-_MANY_KEYS = 1024
+_FEW_KEYS, _MANY_KEYS = 128, 1024
 _KEY_BYTES_MAX = 255
 _KEY_TABLE_BYTES_MAX = 64 * 1024 * 1024
 _NOT_ASCII, _CONTINUATION_MASK = 0x80, 0xC0
@@ -263,6 +264,11 @@ def require_distinct(keys: pa.Array, counts: np.ndarray) -> None:
         FallbackNeededError: a list has one.
     """
     if not len(keys) or int(counts.max(initial=0)) < 2:
+        return
+    if len(keys) <= _FEW_KEYS:
+        names = iter(keys.to_pylist())
+        if any(len(set(islice(names, count))) < count for count in counts.tolist()):
+            raise FallbackNeededError
         return
     if len(keys) >= _MANY_KEYS:
         keys, counts = _distinct_lists(keys, counts)

@@ -158,3 +158,46 @@ def test_without_the_decoder_objects_are_used(monkeypatch):
         assert repr(decode_requests([data], "logs").batch.to_pylist()) == repr(with_it.to_pylist())
     finally:
         narrow_handler.cache_clear()
+
+
+def many_attributes(records: int) -> ExportLogsServiceRequest:
+    request = ExportLogsServiceRequest()
+    for number in range(2):
+        resource = request.resource_logs.add()
+        resource.resource.attributes.add(key="host").value.string_value = f"ü{number}"
+        scope = resource.scope_logs.add()
+        scope.scope.attributes.add(key="flag").value.bool_value = True
+        for row in range(records):
+            attributes = scope.log_records.add().attributes
+            for key in range(10):
+                value = attributes.add(key=f"key {key}").value
+                if key % 2:
+                    value.string_value = f"ü{row}" if row % 5 == 0 else ""
+                elif key:
+                    value.int_value = (row - 100) << 7 * (row % 8)
+                else:
+                    value.double_value = row / 7
+    return request
+
+
+@pytest.mark.parametrize("records", [1, 20, 500])
+def test_few_and_many_attributes_of_all_levels_are_decoded(records, monkeypatch):
+    data = many_attributes(records).SerializeToString()
+    fast, _ = columnar([data], "logs")
+    slow, _ = by_object([data], "logs", monkeypatch)
+    fast.validate(full=True)
+    assert fast.equals(slow)
+
+
+def test_an_unusual_attribute_of_one_level_does_not_affect_the_others():
+    request = many_attributes(3)
+    value_first = b"\x12\x02\x18\x01\x0a\x01k"
+    resource = b"\x0a" + bytes([len(value_first)]) + value_first
+    data = (
+        request.SerializeToString() + b"\x0a" + bytes([len(resource) + 2]) + b"\x0a" + bytes([len(resource)]) + resource
+    )
+    found = decode_columnar([data], "logs")
+    assert len(found.makers["attributes"]()) == 6
+    assert len(found.makers["scope_attributes"]()) == 6
+    with pytest.raises(FallbackNeededError):
+        found.makers["resource_attributes"]()

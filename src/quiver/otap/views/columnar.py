@@ -18,7 +18,7 @@ from quiver.otap.arrays import FallbackNeededError, counts_of, repeated, repeate
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.views.columnar_metrics import metric_arrays
 from quiver.otap.views.columnar_records import log_arrays, span_arrays
-from quiver.otap.views.typed_arrays import maps, repeated_maps
+from quiver.otap.views.typed_arrays import LevelMaps, repeated_maps
 from quiver.otap.wire_schema import decode_compiled, narrow_handler
 
 __all__ = ["ColumnarRequests", "decode_columnar"]
@@ -60,19 +60,25 @@ def decode_columnar(requests: Sequence[bytes], view: str) -> ColumnarRequests:
     resource_of_scope = repeated(counts_of(scope_lists))
     scope_of_item = repeated(counts_of(item_lists))
     request_of_scope = repeated(counts_of(resource_lists))[resource_of_scope]
+    scope, resource = scopes.field("scope"), resources.field("resource")
+    levels = {"scope": scope.field("attributes"), "resource": resource.field("attributes")}
+    if view != "metrics":
+        levels["record"] = items.field("attributes")
+    attributes = LevelMaps(levels)
     if view == "metrics":
         points = metric_arrays(items)
         makers, scope_of = points.makers, scope_of_item[points.metric_of]
     else:
         makers = log_arrays(items) if view == "logs" else span_arrays(items)
+        makers["attributes"] = lambda: attributes.maps("record")
         scope_of = scope_of_item
-    makers |= _origins(scopes, resources, scope_of, resource_of_scope[scope_of])
+    makers |= _origins(scopes, resources, attributes, scope_of, resource_of_scope[scope_of])
     per_request = np.bincount(request_of_scope[scope_of], minlength=len(requests))
     return ColumnarRequests(per_request.tolist(), makers)
 
 
 def _origins(
-    scopes: Any, resources: Any, scope_of: np.ndarray, resource_of: np.ndarray
+    scopes: Any, resources: Any, attributes: LevelMaps, scope_of: np.ndarray, resource_of: np.ndarray
 ) -> dict[str, Callable[[], pa.Array]]:
     scope = scopes.field("scope")
     resource = resources.field("resource")
@@ -80,10 +86,10 @@ def _origins(
     return {
         "scope_name": lambda: repeated_texts(scope.field("name"), scope_of),
         "scope_version": lambda: repeated_texts(scope.field("version"), scope_of),
-        "scope_attributes": lambda: repeated_maps(maps(scope.field("attributes")), scope_of),
+        "scope_attributes": lambda: repeated_maps(attributes.maps("scope"), scope_of),
         "scope_dropped_attributes_count": lambda: repeated_numbers(scope.field(dropped), scope_of),
         "scope_schema_url": lambda: repeated_texts(scopes.field("schema_url"), scope_of),
-        "resource_attributes": lambda: repeated_maps(maps(resource.field("attributes")), resource_of),
+        "resource_attributes": lambda: repeated_maps(attributes.maps("resource"), resource_of),
         "resource_dropped_attributes_count": lambda: repeated_numbers(resource.field(dropped), resource_of),
         "resource_schema_url": lambda: repeated_texts(resources.field("schema_url"), resource_of),
     }

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from quiver.otap.any_values import AnyValues, key_values, optional_values
-from quiver.otap.arrays import counts_of, require_distinct
+from quiver.otap.arrays import FallbackNeededError, counts_of, require_distinct
 from quiver.otap.views.nested_json import json_values
 from quiver.otap.views.schemas import TYPED_VALUE
 
-__all__ = ["maps", "repeated_maps", "typed_values"]
+__all__ = ["LevelMaps", "maps", "repeated_maps", "typed_values"]
 
+_TOGETHER_MAX = 4096
 _TYPED_FIELDS = list(TYPED_VALUE)
 _TYPED_NAMES = [field.name for field in TYPED_VALUE]
 
@@ -44,6 +46,48 @@ def maps(lists: pa.Array) -> pa.Array:
     )
     require_distinct(keys, counts_of(lists))
     return pa.MapArray.from_arrays(lists.offsets, keys, typed_values(values))
+
+
+class LevelMaps:
+    """
+    The attributes of several levels (records, scopes, resources) as maps.
+
+    Few attributes are decoded together when the first map is requested: a step costs about the same for ten values as
+    for a thousand.
+    """
+
+    def __init__(self, lists: Mapping[str, pa.Array]) -> None:
+        self._lists = lists
+        self._made: dict[str, pa.Array] | None = None
+        if sum(len(level.values) for level in lists.values()) > _TOGETHER_MAX:
+            self._made = {}
+
+    def maps(self, name: str) -> pa.Array:
+        """
+        Return the maps of one level.
+
+        Raises:
+            FallbackNeededError: a map of this level has a duplicate key, or a value needs the fallback.
+        """
+        if self._made is None:
+            try:
+                self._made = self._together()
+            except FallbackNeededError:  # perhaps of another level, which no column needs
+                self._made = {}
+        made = self._made.get(name)
+        return maps(self._lists[name]) if made is None else made
+
+    def _together(self) -> dict[str, pa.Array]:
+        keys, values = key_values(pa.concat_arrays([level.values for level in self._lists.values()]))
+        require_distinct(keys, np.concatenate([counts_of(level) for level in self._lists.values()]))
+        items = typed_values(values)
+        made = {}
+        start = 0
+        for name, level in self._lists.items():
+            size = len(level.values)
+            made[name] = pa.MapArray.from_arrays(level.offsets, keys.slice(start, size), items.slice(start, size))
+            start += size
+        return made
 
 
 def repeated_maps(maps_of_few: pa.MapArray, which: np.ndarray) -> pa.Array:
