@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from quiver.errors import UnsupportedFormatError
 from quiver.observe import InMemoryObserver
 from quiver.store.encode import SlotEncoder
 from quiver.store.format.wal_entry import WalEntry, WalSlot, encode_entry, read_entry
+from quiver.store.segment.accumulator import EncodedRun, EncodedSlot, OpenSegment
 from quiver.store.segment.ipc_file import body_length_place, is_one_batch_message
 from quiver.store.wal.scan import ScannedEntries
 from quiver.testing.crashfs import CrashFileSystem
@@ -190,6 +192,62 @@ def test_a_body_length_that_is_also_another_part_is_not_used():
         assert body_length_place(memoryview(message)) is None
     message[place_of_body_length] = 6
     assert body_length_place(memoryview(message)) == (table + 6, table + 14)
+
+
+# ── the open segment ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def segments_of(run: EncodedRun, *, in_bulk: bool, bundles_max: int, **limits: int) -> list[tuple[object, ...]]:
+    """The manifests of the segments that the run fills, each until it is full."""
+    found = []
+    added = 0
+    while added < len(run):
+        segment = OpenSegment(**limits)
+        if in_bulk:
+            added += segment.append_run(run, added, bundles_max)
+        else:
+            full, left = False, bundles_max
+            while added < len(run) and not full and left:
+                part = next(part for part in run.parts if part.stop > added)
+                slot = EncodedSlot(part.slot, part.stream_schema, run.row_counts[added], run.messages[added])
+                place = run.start_of(added), run.start_of(added + 1), run.nbytes(added, added + 1)
+                full = segment.append([slot], run.ingested_at_ns[added], run.sequences[added], *place)
+                added, left = added + 1, left - 1
+            assert segment.is_full == full
+        sealed = segment.seal()
+        streams = [(one.slot, one.fingerprint, one.row_count, one.chunk_count) for one in sealed.streams()]
+        found.append(
+            (
+                sealed.manifest().encode(sealed.metadata, "spec"),
+                streams,
+                sealed.metadata,
+                segment.is_full,
+                segment.file_bytes,
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize(("streams_max", "bundles_max"), [(9, 99), (1, 99), (2, 99), (3, 99), (9, 1), (9, 3)])
+def test_a_run_fills_segments_as_single_bundles_do(streams_max, bundles_max):
+    encoder = SlotEncoder()
+    kinds = [(30, PLAIN), (31, PLAIN), (30, pa.record_batch({"m": [1]}))]
+    log = [
+        WalEntry(
+            0, number, number, (WalSlot(kinds[kind][0], bytes([kind]) * 32, 1, memoryview(stream(kinds[kind][1]))),)
+        )
+        for number, kind in enumerate([0, 1, 2, 0, 0, 0, 1, 1, 0, 2, 2, 2, 0])
+    ]
+    scanned = ScannedEntries(memoryview(b"".join(map(encode_entry, log))))
+    scanned.extend(0)
+    for at in range(3):
+        assert encoder.encode_logged(scanned[at].entry.slots) is not None
+    run = encoder.encode_run(scanned, 0)
+    assert len(run) == 13
+    sizes = {run.nbytes(first, stop) + more for first in range(13) for stop in range(first, 14) for more in (0, 1)}
+    for bytes_max in sizes:
+        fill = partial(segments_of, run, bytes_max=bytes_max, streams_max=streams_max, bundles_max=bundles_max)
+        assert fill(in_bulk=True) == fill(in_bulk=False)
 
 
 # ── the store ────────────────────────────────────────────────────────────────────────────────────────────────────────
