@@ -112,10 +112,11 @@ class EntryLayouts:
 
         Return None if not even the first has one. The entries are bundles with valid checksums and lengths.
         """
-        view, starts, ends = entries.part(at, RUN_ENTRIES_MAX)
-        layout = self._find(view, starts[0], ends[0])
+        view = entries.view
+        layout = self._find(view, *entries.offsets(at))
         if layout is None:
             return None
+        starts, ends = entries.part(at, RUN_ENTRIES_MAX)
         signed = view.cast("b")  # as the arena and pyarrow have it
         messages: list[memoryview] = []
         row_counts: list[int] = []

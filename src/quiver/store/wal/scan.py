@@ -88,10 +88,14 @@ class ScannedEntries(Sequence[ScannedEntry]):
         """How much further an entry is in the stream than in the file."""
         return self._shift
 
-    def part(self, at: int, count_max: int) -> tuple[memoryview, memoryview, memoryview]:
-        """Return the scanned bytes, and where in them at most *count_max* entries from *at* on start and end."""
+    def offsets(self, at: int) -> tuple[int, int]:
+        """Return where an entry starts and ends in the scanned bytes."""
+        return self._starts[at], self._ends[at]
+
+    def part(self, at: int, count_max: int) -> tuple[memoryview, memoryview]:
+        """Return where at most *count_max* entries from *at* on start and end in the scanned bytes."""
         stop = at + count_max
-        return self.view, memoryview(self._starts)[at:stop], memoryview(self._ends)[at:stop]
+        return memoryview(self._starts)[at:stop], memoryview(self._ends)[at:stop]
 
     def sequences(self, at: int, count: int) -> array[int]:
         """Return the sequence numbers of *count* entries from *at* on."""
