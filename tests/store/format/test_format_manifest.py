@@ -200,7 +200,8 @@ def test_counts_must_agree():
 def refs_of(*rows: list[tuple[int, int, int]]) -> Manifest:
     builder = ManifestBuilder()
     for row in rows:
-        builder.append(*(list(column) for column in zip(*row, strict=True)), 0)
+        slots, streams, chunks = ([ref[place] for ref in row] for place in range(3))
+        builder.append(slots, streams, chunks, 0)
     return decoded(builder.encode(ManifestMetadata(), "spec"), len(rows))
 
 
@@ -218,6 +219,22 @@ def test_references_are_checked_against_the_directory(row):
     answer = check_manifest(refs_of(good, row, good), DIRECTORY, at=5)
     assert isinstance(answer, Damage)
     assert answer.offset == 5
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[(30, 0, 0)], [(30, 0, 3)], [(30, 0, 1)]],  # a chunk that does not exist
+        [[(30, 0, 0), (30, 0, 1)], [], [(30, 0, 2)]],  # a slot twice, with as many references as bundles
+        [[(30, 0, 0)], [(30, 1, 1)]],
+        [[(30, 0, 0)], [(31, 0, 1)]],
+    ],
+)
+def test_references_to_a_single_stream_are_checked(rows):
+    directory = (StreamEntry(0, 30, b"", 0, 0, 0, 3),)
+    assert check_manifest(refs_of(*([(30, 0, chunk)] for chunk in range(3))), directory) is None
+    assert check_manifest(refs_of([(30, 0, 2)], [], [(30, 0, 0)]), directory) is None
+    assert isinstance(check_manifest(refs_of(*rows), directory), Damage)
 
 
 def test_slots_are_bounded():

@@ -436,15 +436,21 @@ def check_manifest(manifest: Manifest, directory: Sequence[StreamEntry], *, at: 
         if stream is None or stream.slot != slot or slot >= SLOTS_MAX:
             return Damage(at, f"a bundle has slot {slot} in stream {stream_id}, which is not such a stream")
     chunk_max: dict[int, int] = {}
-    for stream_id, chunk in zip(manifest.stream_ids, manifest.chunk_indexes, strict=True):
-        if chunk > chunk_max.get(stream_id, -1):
-            chunk_max[stream_id] = chunk
+    if len(streams) == 1 and len(manifest.chunk_indexes):
+        (only,) = streams
+        chunk_max[only] = max(array("I", manifest.chunk_indexes.tobytes()))
+    else:
+        for stream_id, chunk in zip(manifest.stream_ids, manifest.chunk_indexes, strict=True):
+            if chunk > chunk_max.get(stream_id, -1):
+                chunk_max[stream_id] = chunk
     for stream_id, chunk in chunk_max.items():
         chunk_count = streams[stream_id].chunk_count
         if chunk >= chunk_count:
             return Damage(at, f"a bundle has chunk {chunk} of stream {stream_id}, which has {chunk_count}")
     slot_ids, ends = manifest.slot_ids, manifest.ends
-    for index in range(manifest.bundle_count):
+    # Most segments have one slot in every bundle. Comparing bytes is much faster than a look at each bundle.
+    has_one_slot_each = ends.tobytes() == array("i", range(manifest.bundle_count + 1)).tobytes()
+    for index in range(0 if has_one_slot_each else manifest.bundle_count):
         start, end = ends[index], ends[index + 1]
         if end - start > 1 and len(set(slot_ids[start:end])) != end - start:
             return Damage(at, f"bundle {index} has a slot twice")
