@@ -151,3 +151,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         if item.get_closest_marker("xdist_group") is not None and "@" not in item.nodeid:
             raise pytest.UsageError("this pytest-xdist does not group tests with this pytest: run `make setup`")
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter collect the objects of the collection at its exit, as libraries that report leaks expect."""
+    gc.unfreeze()
