@@ -26,6 +26,9 @@ from quiver.primitives.disk.file_system import Buffer
 __all__ = ["crc32", "crc32_combine", "crc32c", "crc64_nvme", "crc64_nvme_function", "fold64to32"]
 
 _CRC32_POLYNOMIAL_REFLECTED = 0xEDB88320
+_CRC32C_POLYNOMIAL_REFLECTED = 0x82F63B78
+_CRC32C_IN_PYTHON_BYTES_MAX = 256
+"""So many bytes take 20 µs in Python: the progress of a subscriber, for which a library is not worth loading."""
 
 
 def _gf2_times(matrix: tuple[int, ...], vector: int) -> int:
@@ -76,14 +79,36 @@ crc32, crc32_combine = _crc32_functions()
 """
 
 
+_loaded: list[Any] = []
+
+
 @functools.cache
 def _aws() -> Any:
-    # At first use, not at import: loading takes 55 ms, and a plain store never needs it before its first ack.
-    return importlib.import_module("awscrt.checksums")
+    # At first use, not at import: loading takes 40 ms, and opening a store with few subscribers never needs it.
+    _loaded.append(importlib.import_module("awscrt.checksums"))
+    return _loaded[0]
+
+
+@functools.cache
+def _crc32c_table() -> tuple[int, ...]:
+    values = list(range(256))
+    for _ in range(8):
+        values = [value >> 1 ^ _CRC32C_POLYNOMIAL_REFLECTED * (value & 1) for value in values]
+    return tuple(values)
+
+
+def _crc32c_in_python(data: Buffer, value: int) -> int:
+    table = _crc32c_table()
+    value ^= 0xFFFFFFFF
+    for byte in memoryview(data).cast("B"):
+        value = table[(value ^ byte) & 0xFF] ^ value >> 8
+    return value ^ 0xFFFFFFFF
 
 
 def crc32c(data: Buffer, value: int = 0) -> int:
     """Return the CRC-32C (Castagnoli) of *data*, continued from *value*."""
+    if not _loaded and memoryview(data).nbytes <= _CRC32C_IN_PYTHON_BYTES_MAX:
+        return _crc32c_in_python(data, value)
     return _aws().crc32c(data, value)
 
 

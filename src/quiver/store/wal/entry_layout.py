@@ -113,7 +113,7 @@ class EntryLayouts:
         Return None if not even the first has one. The entries are bundles with valid checksums and lengths.
         """
         view = entries.view
-        layout = self._find(view, *entries.offsets(at))
+        layout = self._find(view, *entries.offsets(at)) if self._by_identity else None
         if layout is None:
             return None
         starts, ends = entries.part(at, RUN_ENTRIES_MAX)
