@@ -14,11 +14,12 @@ from test_request_sizes import bodies, logs
 from quiver.bundle import Bundle, BundleRef
 from quiver.delivery.policy import RetryPolicy
 from quiver.delivery.undelivered import Undelivered
+from quiver.errors import InvariantError
 from quiver.exporters.attempts import Attempts, AttemptTable
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.reply import Reply
 from quiver.exporters.settings import RequestSizes
-from quiver.exporters.taken import BundleTaker, acknowledge
+from quiver.exporters.taken import BundleTaker, TakenBundle, acknowledge
 from quiver.observe import InMemoryObserver
 from quiver.primitives.backoff import Backoff
 from quiver.settings import Settings
@@ -327,3 +328,9 @@ def test_what_is_acknowledged_was_confirmed_or_refused(kinds, answers, refused, 
     finally:
         store.store.close()
         logging.disable(logging.NOTSET)
+
+
+def test_a_bundle_without_a_claim_is_not_answered() -> None:
+    taken = TakenBundle(BundleRef(1, 2), Attempts())
+    with pytest.raises(InvariantError, match="was taken without a claim"):
+        taken.handle.ack()
