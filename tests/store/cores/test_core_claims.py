@@ -529,17 +529,17 @@ def test_drops_by_another_core_are_counted_once() -> None:
 @pytest.mark.parametrize("subscribed", [True, False])
 def test_an_owner_that_crashes_while_it_counts_drops_counts_none_twice(subscribed: bool) -> None:
     """At any step: the next start counts only what was not counted, in segments and in bundles of each subscriber."""
-    rig, messages = drop_rig()
+    rig, observer = drop_rig()
     owner, cold, removed = given_up(rig)
     if not subscribed:
         owner.unregister("one")
     lost = 0 if not subscribed else owner.stats()["subscribers"]["one"]["pending_bundles"]
     states: list[tuple[CrashFileSystem, list[int], int]] = []
-    own, reported = len(messages.dropped), messages.total("quiver.subscriber.dropped_bundles_total")
+    own, reported = len(observer.dropped), observer.total("quiver.subscriber.dropped_bundles_total")
 
     def on_step(_op: str, _path: str) -> None:
-        counted = messages.total("quiver.subscriber.dropped_bundles_total") - reported
-        states.append((rig.fs.clone_after_kill(), messages.dropped[own:], counted))
+        counted = observer.total("quiver.subscriber.dropped_bundles_total") - reported
+        states.append((rig.fs.clone_after_kill(), observer.dropped[own:], counted))
 
     rig.fs.on_step = on_step
     rig.tick(owner)
