@@ -28,7 +28,7 @@ __all__ = ["crc32", "crc32_combine", "crc32c", "crc64_nvme", "crc64_nvme_functio
 _CRC32_POLYNOMIAL_REFLECTED = 0xEDB88320
 _CRC32C_POLYNOMIAL_REFLECTED = 0x82F63B78
 _CRC32C_IN_PYTHON_BYTES_MAX = 256
-"""So many bytes take 20 µs in Python: the progress of a subscriber, for which a library is not worth loading."""
+"""So many bytes take 30 µs in Python: the progress of a subscriber, for which a library is not worth loading."""
 
 
 def _gf2_times(matrix: tuple[int, ...], vector: int) -> int:
