@@ -29,6 +29,10 @@ from quiver.topics.settings import SubscriptionSettings, TopicSettings
 __all__ = ["TopicSubscriptions"]
 
 
+_REASON_CHARACTERS_MAX = 1000
+"""More of a reason is cut off: a dead letter must not be refused because it is too large."""
+
+
 class TopicSubscriptions(ABC):
     """A base of `TopicStore`, which sets the attributes declared here and opens topics."""
 
@@ -240,7 +244,7 @@ class TopicSubscriptions(ABC):
         return None if log.wal.directory is None else SubscriptionFiles(self._fs, log.wal.directory)
 
     def _dead_letter_of(self, topic: str) -> DeadLetterWriter:
-        def keep(message: Message, *, subscription: str, attempts: int) -> None:
+        def keep(message: Message, *, subscription: str, attempts: int, reason: str) -> None:
             attributes = {
                 **message.attributes,
                 "x-original-topic": f"/{topic}",
@@ -248,6 +252,8 @@ class TopicSubscriptions(ABC):
                 "x-original-topic-offset": str(message.offset),
                 "x-delivery-attempt": str(attempts),
             }
+            if reason:
+                attributes["x-rejection-reason"] = reason[:_REASON_CHARACTERS_MAX]
             dead = self._topic_now(f"{topic}{DEAD_LETTER_SUFFIX}").log
             dead.append(message.payload, attributes=attributes, publish_time_ns=message.publish_time_ns, durable=True)
 

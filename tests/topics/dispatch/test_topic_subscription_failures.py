@@ -224,6 +224,61 @@ def test_a_dead_letter_that_cannot_be_stored_does_not_stop_other_messages():
         assert offsets(store.topic(f"{TOPIC}-dead-letter")) == [0]
 
 
+def test_a_rejected_message_is_a_dead_letter_with_its_reason():
+    """At the first delivery, although refused messages are redelivered without limit."""
+    with open_store(max_redelivery_count=None) as store:
+        store.topic(TOPIC).append_batch([b"bad", b"good"])
+        subscription = store.subscribe(TOPIC, "s", start="earliest")
+        with subscription.consumer("a") as consumer:
+            consumer.receive(0).reject("not JSON" + "!" * 2000)
+            assert subscription.next_offset == 1
+            consumer.receive(0).reject()
+            assert consumer.receive(0) is None
+        (first, second) = store.topic(f"{TOPIC}-dead-letter").reader(0, stop=2)
+        assert (first.payload, second.payload) == (b"bad", b"good")
+        assert first.attributes["x-rejection-reason"] == "not JSON" + "!" * 992
+        assert "x-rejection-reason" not in second.attributes
+
+
+def test_a_rejected_message_is_redelivered_until_its_dead_letter_can_be_stored():
+    with open_store(redelivery_delay_seconds=0) as store:
+        store.topic(TOPIC).append(b"bad")
+        subscription = store.subscribe(TOPIC, "s", start="earliest")
+        working = subscription._dead_letter
+        subscription._dead_letter = _refuse
+        with subscription.consumer("a") as consumer:
+            consumer.receive(0).reject("not JSON")
+            again = consumer.receive(0)
+            assert (again.offset, again.attempt) == (0, 2)
+            subscription._dead_letter = working
+            again.reject("not JSON")
+            assert subscription.next_offset == 1
+        assert offsets(store.topic(f"{TOPIC}-dead-letter")) == [0]
+
+
+def test_rejecting_after_the_timeout_does_not_affect_the_next_delivery():
+    clock = ManualClock()
+    with open_store(clock=clock, ack_timeout_seconds=1) as store:
+        store.topic(TOPIC).append(b"slow")
+        subscription = store.subscribe(TOPIC, "s", kind="shared", start="earliest")
+        with subscription.consumer("a") as late, subscription.consumer("b") as other:
+            first = late.receive(0)
+            clock.advance(2)
+            assert other.receive(0).attempt == 2
+            first.reject("too late")
+            assert subscription.next_offset == 0
+
+
+def test_a_reason_that_is_not_text_is_refused():
+    with open_store() as store:
+        store.topic(TOPIC).append(b"bad")
+        with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:
+            delivery = consumer.receive(0)
+            with pytest.raises(UsageError, match="reason must be a string"):
+                delivery.reject(ValueError("bad"))
+            delivery.ack()
+
+
 def _refuse(*_: object, **__: object) -> None:
     raise StoreFailedError("the disk of dead letters is gone")
 

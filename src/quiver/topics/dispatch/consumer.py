@@ -5,18 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
+from quiver.errors import UsageError
 from quiver.lazy_names import warn_renamed
 from quiver.topics.format.message import Message
 
-__all__ = ["Consumer", "MessageSource", "ReceivedMessage"]
+__all__ = ["Consumer", "MessageDecision", "MessageSource", "ReceivedMessage"]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDecision:
+    """
+    The decision of a consumer about a message.
+
+    Attributes:
+        kind: "ack", "nack" or "reject".
+        delay: of a "nack", seconds until the redelivery; None for the delay of the settings.
+        reason: of a "reject".
+    """
+
+    kind: Literal["ack", "nack", "reject"]
+    delay: float | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
     """
-    A delivered message. Answer it with `ack` or `nack`.
+    A delivered message. MessageDecision it with `ack`, `nack` or `reject`.
 
     Attributes:
         message: what was published.
@@ -27,7 +44,7 @@ class ReceivedMessage:
     message: Message
     attempt: int
     generation: int
-    answer: Callable[[ReceivedMessage, float | None, bool], None]
+    answer: Callable[[ReceivedMessage, MessageDecision], None]
 
     @property
     def offset(self) -> int:
@@ -41,7 +58,7 @@ class ReceivedMessage:
         Raises:
             StoreClosedError: the subscription was closed.
         """
-        self.answer(self, None, True)
+        self.answer(self, MessageDecision("ack"))
 
     def nack(self, delay: float | None = None, *, delay_s: float | None = None) -> None:
         """
@@ -59,7 +76,23 @@ class ReceivedMessage:
         if delay_s is not None:
             warn_renamed("ReceivedMessage.nack", "delay_s", "delay")
             delay = delay_s
-        self.answer(self, delay, False)
+        self.answer(self, MessageDecision("nack", delay))
+
+    def reject(self, reason: str = "") -> None:
+        """
+        Store the message as a dead letter and confirm it, because it can never be processed.
+
+        The dead letter is durable on return, in the topic `<topic>-dead-letter`, with *reason* in its attributes. If it
+        cannot be stored, the message is delivered again after the delay of the settings. `reject` has no effect once
+        `ack_timeout_seconds` has passed and the message was delivered to another consumer.
+
+        Raises:
+            UsageError: *reason* is not a string; nothing was decided.
+            StoreClosedError: the subscription was closed.
+        """
+        if not isinstance(reason, str):
+            raise UsageError(f"reject({reason!r}): the reason must be a string, for example str(error)")
+        self.answer(self, MessageDecision("reject", reason=reason))
 
 
 class MessageSource(Protocol):

@@ -31,7 +31,7 @@ from quiver.invariant import invariant
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import Lock
-from quiver.topics.dispatch.consumer import Consumer, ReceivedMessage
+from quiver.topics.dispatch.consumer import Consumer, MessageDecision, ReceivedMessage
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.state import Confirmed
 from quiver.topics.engine import Start, TopicEngine
@@ -49,8 +49,8 @@ _WAIT_S_MAX = 3600.0
 class DeadLetterWriter(Protocol):
     """Stores a message that no consumer could process; durable on return."""
 
-    def __call__(self, message: Message, *, subscription: str, attempts: int) -> None:
-        """Store *message*, which *subscription* delivered *attempts* times."""
+    def __call__(self, message: Message, *, subscription: str, attempts: int, reason: str) -> None:
+        """Store *message*, which *subscription* delivered *attempts* times; *reason* is empty if there is none."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Subscription:
         settings: see `SubscriptionSettings`.
         keep: stores progress; None for a topic that stores none, whose messages are confirmed by delivery.
         lock: ensures that the subscription has only one user; released when it is closed.
-        dead_letter: stores messages that were refused too often.
+        dead_letter: stores messages that were rejected, or refused too often.
         clock, observer: time, and where counts and events are sent.
     """
 
@@ -285,19 +285,19 @@ class Subscription:
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _answer(self, delivery: ReceivedMessage, delay_s: float | None, done: bool) -> None:  # noqa: FBT001
+    def _answer(self, delivery: ReceivedMessage, answer: MessageDecision) -> None:
         with self._lock:
             self._require_open()
             offset = delivery.offset
             if delivery.generation != self._generation or offset in self._confirmed:
                 return
-            if done:
+            if answer.kind == "ack":
                 self._confirm(offset)
             else:
                 flight = self._flights.get(offset)
                 # A delivery that has timed out must not affect the one that another consumer has now.
                 if flight is not None and flight.attempt == delivery.attempt:
-                    self._refused(offset, delay_s)
+                    self._refused(offset, answer)
             self._wake()  # before anything can fail: others may be delivered messages now
             self._save_if_due()
 
@@ -309,18 +309,19 @@ class Subscription:
         if self._unsaved_since_s is None:
             self._unsaved_since_s = self._clock.monotonic()
 
-    def _refused(self, offset: int, delay_s: float | None) -> None:
+    def _refused(self, offset: int, answer: MessageDecision) -> None:
         flight = self._flights[offset]
         most = self._settings.max_redelivery_count
-        if most is not None and flight.attempt > most and self._is_dead_letter_stored(flight):
+        is_final = answer.kind == "reject" or (most is not None and flight.attempt > most)
+        if is_final and self._is_dead_letter_stored(flight, answer.reason):
             self._confirm(offset)
             return
-        wait_s = self._settings.redelivery_delay_seconds if delay_s is None else max(0.0, delay_s)
+        wait_s = self._settings.redelivery_delay_seconds if answer.delay is None else max(0.0, answer.delay)
         self._deliver_later(offset, self._clock.monotonic() + wait_s)
 
-    def _is_dead_letter_stored(self, flight: _Flight) -> bool:
+    def _is_dead_letter_stored(self, flight: _Flight, reason: str) -> bool:
         try:
-            self._dead_letter(flight.message, subscription=self.name, attempts=flight.attempt)
+            self._dead_letter(flight.message, subscription=self.name, attempts=flight.attempt, reason=reason)
         except (QuiverError, OSError) as error:
             # A dead letter that cannot be stored must not stop the other messages: this one is redelivered and retried.
             self._observer.event(
@@ -361,7 +362,7 @@ class Subscription:
     def _expire(self) -> None:
         for offset in self._timed_out():
             self._observer.count("danube_subscription_ack_timeout_total", 1, subscription=self.name)
-            self._refused(offset, 0.0)
+            self._refused(offset, MessageDecision("nack", 0.0))
 
     def _next_due_s(self) -> float | None:
         # A message that is due but was not taken belongs to another consumer: do not wake up for it.
