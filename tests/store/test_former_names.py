@@ -1,6 +1,7 @@
 """The former names of the store's API work for one release, with a warning."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,16 @@ import quiver
 
 def bundle() -> quiver.Bundle:
     return quiver.Bundle({60: pa.record_batch({"n": [1]})})
+
+
+def claimed(store: quiver.Store) -> tuple[quiver.Subscriber, Any]:
+    """Return a subscriber with one bundle, and the claim on it."""
+    subscriber = store.register("s", start="earliest")
+    store.ingest(bundle())
+    store.seal()
+    handle = subscriber.next_bundle(timeout=0)
+    assert handle is not None
+    return subscriber, handle
 
 
 @pytest.mark.parametrize("cores", [None, 2])
@@ -25,11 +36,7 @@ def test_flush_is_the_former_name_of_seal(tmp_path: Path, cores: int | None) -> 
 @pytest.mark.parametrize("cores", [None, 2])
 def test_why_is_the_former_name_of_the_reason_of_a_rejection(tmp_path: Path, cores: int | None) -> None:
     with quiver.open(tmp_path / "buffer", cores=cores) as store:
-        subscriber = store.register("s", start="earliest")
-        store.ingest(bundle())
-        store.seal()
-        handle = subscriber.next_bundle(timeout=0)
-        assert handle is not None
+        subscriber, handle = claimed(store)
         with pytest.warns(DeprecationWarning, match=r"reject\(reason=\)"):
             handle.reject(why="no such table")
         assert subscriber.lag().is_drained
@@ -38,11 +45,7 @@ def test_why_is_the_former_name_of_the_reason_of_a_rejection(tmp_path: Path, cor
 @pytest.mark.parametrize("cores", [None, 2])
 def test_defer_is_the_former_name_of_nack(tmp_path: Path, cores: int | None) -> None:
     with quiver.open(tmp_path / "buffer", cores=cores) as store:
-        subscriber = store.register("s", start="earliest")
-        store.ingest(bundle())
-        store.seal()
-        handle = subscriber.next_bundle(timeout=0)
-        assert handle is not None
+        subscriber, handle = claimed(store)
         with pytest.warns(DeprecationWarning, match=r"nack\(delay\)"):
             handle.defer(3600)
         assert subscriber.lag().deferred_bundles == 1

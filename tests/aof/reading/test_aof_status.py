@@ -65,9 +65,9 @@ def test_the_status_of_a_dead_writer_is_shown_as_dead(tmp_path):
         kept = (tmp_path / "orders" / "aof.status").read_bytes()
     (tmp_path / "orders" / "aof.status").write_bytes(kept)
     assert "no process on this machine has the log open" in dumped(tmp_path)["said"]
-    lock = hold(REAL_FILES, str(tmp_path / "aof.lock"), owner="somebody else")
+    lock = hold(REAL_FILES, str(tmp_path / "aof.lock"), owner="another program")
     result = dumped(tmp_path)
-    assert f"stale: pid {os.getpid()} somebody else has the log open now" in result["said"]
+    assert f"stale: pid {os.getpid()} another program has the log open now" in result["said"]
     assert result["figures"]["appended_records"] == 1
     lock.release()
     with AofManager.open(str(tmp_path), background=False) as manager:

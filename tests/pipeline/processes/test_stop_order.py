@@ -171,9 +171,9 @@ def exports(tmp_path, monkeypatch):
     open_gate.set()
     buffer = str(tmp_path / "buffer")
     queries = {"into": Query("into", messages, gate), "behind": Query("behind", messages, open_gate)}
-    sieve = SimpleNamespace(halted=None, failed=None, close=lambda: None)
+    isolation = SimpleNamespace(halted=None, failed=None, close=lambda: None)
     monkeypatch.setattr(
-        export, "start_query", lambda _spark, plan, _observer, *, stats: RunningQuery(queries[plan.name], sieve)
+        export, "start_query", lambda _spark, plan, _observer, *, stats: RunningQuery(queries[plan.name], isolation)
     )
 
     def plan(name, path, into, destination):
@@ -227,8 +227,8 @@ def test_a_query_with_a_long_trigger_runs_once_more(tmp_path, monkeypatch):
         def awaitTermination(self, timeout):  # noqa: N802 - as Spark calls it
             messages.append(("takes all" if self.once else "never ends", 0 < timeout <= 60))
 
-    sieve = SimpleNamespace(halted=None, close=lambda: messages.append("let go"))
-    start = lambda _spark, _plan, _observer, *, stats, once=False: RunningQuery(Rare(once), sieve)
+    isolation = SimpleNamespace(halted=None, close=lambda: messages.append("closed"))
+    start = lambda _spark, _plan, _observer, *, stats, once=False: RunningQuery(Rare(once), isolation)
     monkeypatch.setattr(export, "start_query", start)
     config = SimpleNamespace(destination="lake/", policy=RetryPolicy, dead_letter_policy=LETTERS, trigger=300.0)
     plan = SimpleNamespace(name="out", store_path="b", stores=(), route=SimpleNamespace(config=config, into=None))
@@ -236,7 +236,7 @@ def test_a_query_with_a_long_trigger_runs_once_more(tmp_path, monkeypatch):
     one.look()
     export._drain([one], 60.0)
 
-    assert messages == ["stopped", "let go", ("takes all", True)]
+    assert messages == ["stopped", "closed", ("takes all", True)]
 
 
 # ── the deadline ─────────────────────────────────────────────────────────────────────────────────────

@@ -170,7 +170,7 @@ def test_only_files_are_opened(tmp_path, kind):
     for call in (
         *(REAL_FILES.open_read, REAL_FILES.open_write, REAL_FILES.create_or_truncate, REAL_FILES.map_read),
         lambda path: REAL_FILES.read_all(path, size_max=10),
-        lambda path: REAL_FILES.try_lock(path, note="somebody"),
+        lambda path: REAL_FILES.try_lock(path, note="another process"),
     ):
         with pytest.raises(NotRegularFileError) as caught:
             call(path)

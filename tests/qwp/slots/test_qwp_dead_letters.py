@@ -329,7 +329,7 @@ def test_the_wait_for_the_lock_is_limited():
     fs = disk()
     files = files_on(fs)
     files.keep(letter(0))
-    lock = fs.try_lock(f"{PATH}.lock", note="somebody")
+    lock = fs.try_lock(f"{PATH}.lock", note="another process")
     files.keep(letter(1))
     with pytest.raises(TransientError):
         remove_dead_letters(fs, SLOT, clock=ManualClock())

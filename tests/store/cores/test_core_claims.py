@@ -28,7 +28,7 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 from store_rig import drain, number_of
 
-BEHIND = f"{ROOT}/core_0"
+CORE_0 = f"{ROOT}/core_0"
 """Return the directory in which the other cores evict."""
 
 
@@ -162,7 +162,7 @@ def test_without_subscribers_no_segment_is_evicted(rig: Rig) -> None:
         fill(store, 0, 10)
         assert evictor.evict([0], 10**9) == {0: 0}
         finished(rig, store, bundles=10, first=10)
-        path = f"{BEHIND}/quiver.sub.one"
+        path = f"{CORE_0}/quiver.sub.one"
         good = rig.fs.read_all(path, size_max=10_000)
         rig.fs.open_write(path).pwrite(b"\xff" * 20, 8)
         assert evictor.evict([0], 10**9) == {0: 0}
@@ -181,7 +181,7 @@ def test_the_oldest_segments_of_all_cores_are_evicted_first(rig: Rig) -> None:
         drain(store, "one")
         rig.tick(store)
         evictor = Evictor(rig.fs, ROOT, 2, clock=rig.clock, observer=rig.observer)
-        one = rig.fs.stat(f"{BEHIND}/segments/{rig.segments(0)[0]}").size_bytes
+        one = rig.fs.stat(f"{CORE_0}/segments/{rig.segments(0)[0]}").size_bytes
         freed = evictor.evict([0, 1], 10 * one)
         assert freed[0] == freed[1] == 5 * one
         assert [len(rig.segments(core)) for core in (0, 1)] == [5, 5]
@@ -194,14 +194,14 @@ def test_a_directory_that_is_locked_for_eviction_is_skipped(rig: Rig) -> None:
         finished(rig, store, 0, 20)
         finished(rig, store, 1, 20, first=100)
         evictor = Evictor(rig.fs, ROOT, 2, clock=rig.clock, observer=rig.observer)
-        claim = take_claim(rig.fs, BEHIND, who="a test")
+        claim = take_claim(rig.fs, CORE_0, who="a test")
         assert claim is not None
         freed = evictor.evict([0, 1, 2], 10**9)
         assert set(freed) == {1}
         assert freed[1] > 0
         claim.release()
         assert evictor.evict([0], 10**9)[0] > 0
-        claim = take_claim(rig.fs, BEHIND, who="a test")
+        claim = take_claim(rig.fs, CORE_0, who="a test")
         assert claim is not None
         rig.tick(store)
         assert record(rig.fs) == []
@@ -406,13 +406,13 @@ def test_a_damaged_eviction_record_is_reported_and_ignored(rig: Rig, content: by
         finished(rig, store)
         evictor = Evictor(rig.fs, ROOT, 1, clock=rig.clock, observer=rig.observer)
         assert evictor.evict([0], 3 * 4_000)[0] > 0
-        rig.fs.create_or_truncate(f"{BEHIND}/{EVICTED}").pwrite(content, 0)
-        assert read_record(rig.fs, BEHIND, rig.observer) == ()
+        rig.fs.create_or_truncate(f"{CORE_0}/{EVICTED}").pwrite(content, 0)
+        assert read_record(rig.fs, CORE_0, rig.observer) == ()
         assert rig.observer.total("quiver.recovery.damaged_files_total") == 1
         rig.tick(store)
         assert record(rig.fs) is None
         assert store.stats()["cores"][0]["segments"] == len(rig.segments(0))
-        assert len(rig.fs.list_dir(f"{BEHIND}/quarantine")) == 1
+        assert len(rig.fs.list_dir(f"{CORE_0}/quarantine")) == 1
 
 
 def test_after_a_crash_before_any_deletion_only_dropped_segments_are_deleted(rig: Rig) -> None:
@@ -420,11 +420,11 @@ def test_after_a_crash_before_any_deletion_only_dropped_segments_are_deleted(rig
     with rig.open(cores=2) as store:
         finished(rig, store)
         before = rig.segments(0)
-        rig.fs.create(f"{BEHIND}/{EVICTED}").pwrite(encode_drop_ledger([]), 0)
+        rig.fs.create(f"{CORE_0}/{EVICTED}").pwrite(encode_drop_ledger([]), 0)
         rig.tick(store)
         assert rig.segments(0) == before
         assert record(rig.fs) is None
-        assert not rig.fs.exists(f"{BEHIND}/{EVICT_LOCK}") or take_claim(rig.fs, BEHIND, who="a test")
+        assert not rig.fs.exists(f"{CORE_0}/{EVICT_LOCK}") or take_claim(rig.fs, CORE_0, who="a test")
 
 
 @pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
@@ -453,7 +453,7 @@ def test_a_crash_at_every_step_of_an_eviction(policy: str) -> None:
         rig.fs.on_step = on_step
         greedy = [0] if policy == "drop_oldest" else []
         # The finished segments and a few more.
-        sizes = [rig.fs.stat(f"{BEHIND}/segments/{name}").size_bytes for name in rig.segments(0)]
+        sizes = [rig.fs.stat(f"{CORE_0}/segments/{name}").size_bytes for name in rig.segments(0)]
         evictor.evict([0], sum(sizes) * 6 // 10, drop_from=greedy)
         if greedy:
             assert evictor.dropped
@@ -569,8 +569,8 @@ def test_a_full_ledger_keeps_the_eviction_record(monkeypatch: pytest.MonkeyPatch
     rig, _ = drop_rig()
     owner, cold, removed = given_up(rig)
     segments = Segments([SegmentRef(seq, 1) for seq in (*removed, removed[-1] + 1)])
-    create_if_missing(rig.fs, BEHIND, "query", start=removed[0], segments=segments, profile="spec")
-    query = SubscriberFile(rig.fs, BEHIND, "query")
+    create_if_missing(rig.fs, CORE_0, "query", start=removed[0], segments=segments, profile="spec")
+    query = SubscriberFile(rig.fs, CORE_0, "query")
     query.acquire()
     monkeypatch.setattr("quiver.store.removal.drops.DROP_ENTRIES_MAX", len(removed) - 1)
     rig.tick(owner)
@@ -579,7 +579,7 @@ def test_a_full_ledger_keeps_the_eviction_record(monkeypatch: pytest.MonkeyPatch
     monkeypatch.undo()
     rig.tick(owner)
     assert record(rig.fs) is None
-    answer = decode_drop_ledger(memoryview(rig.fs.read_all(f"{BEHIND}/quiver.drops", size_max=DROP_LEDGER_BYTES_MAX)))
+    answer = decode_drop_ledger(memoryview(rig.fs.read_all(f"{CORE_0}/quiver.drops", size_max=DROP_LEDGER_BYTES_MAX)))
     assert isinstance(answer, Frame)
     assert set(removed) <= {entry.seq for entry in answer.value}
     query.release()
@@ -600,7 +600,7 @@ def test_a_rewind_waits_for_a_deletion_by_another_core(rig: Rig, asked: str) -> 
         refused = []
 
         def on_step(op: str, path: str) -> None:
-            if not path.startswith(f"{BEHIND}/segments/") or op != "remove":
+            if not path.startswith(f"{CORE_0}/segments/") or op != "remove":
                 return
             rig.fs.on_step = None
             with pytest.raises(DirectoryInUseError):

@@ -22,11 +22,11 @@ class Observed(InMemoryObserver):
     def __init__(self) -> None:
         super().__init__()
         self.events: list[str] = []
-        self.told: list[dict[str, object]] = []
+        self.reported: list[dict[str, object]] = []
 
     def event(self, name, *, level=20, **attributes):
         self.events.append(name)
-        self.told.append({"name": name, **attributes})
+        self.reported.append({"name": name, **attributes})
 
 
 class Registry(SubscriberCalls):

@@ -51,7 +51,7 @@ def test_each_orphan_is_listed_with_age_and_backlog():
     (orphan,) = bench.registry.orphans()
     assert (orphan.pending_bundles, orphan.lag_bytes, orphan.lag_seconds) == (4, 750, 20.0)
     assert orphan.idle_seconds == 90
-    reported = next(event for event in bench.observer.told if event["name"] == "quiver.subscriber.orphan")
+    reported = next(event for event in bench.observer.reported if event["name"] == "quiver.subscriber.orphan")
     assert (reported["subscriber"], reported["holds_bundles"], reported["holds_bytes"]) == ("gone", 4, 750)
 
 

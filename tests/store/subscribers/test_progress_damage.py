@@ -106,7 +106,9 @@ def test_the_policy_backup_continues_from_the_previous_generation():
     bench.flip(FILE)
     again = _again(bench, "backup")
     assert _pending(again) == ALL[2:]
-    reported = next(event for event in again.observer.told if event["name"] == "quiver.subscriber.progress.recreated")
+    reported = next(
+        event for event in again.observer.reported if event["name"] == "quiver.subscriber.progress.recreated"
+    )
     assert reported["start"] == "backup"
     assert again.disk.exists(reported["copy"])
 
