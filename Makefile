@@ -53,10 +53,10 @@ demo: $(READY) $(KERNEL) ## OTLP in, two kills of the ingest, one of Spark, Parq
 	$(BIN)/quiver demo
 
 test: $(READY) $(KERNEL) ## the default suite
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(PYTEST_ARGS)
 
 test-pure: $(READY) ## the default suite without the compiled kernel
-	QUIVER_PURE=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+	QUIVER_PURE=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(PYTEST_ARGS)
 
 test-kernel-asan: $(READY) ## the tests of the compiled kernel with AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc)
 	@rm -rf build/asan

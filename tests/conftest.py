@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from etcd_server import (
     etcd_server,  # noqa: F401 - a fixture
@@ -26,9 +26,9 @@ from s3_server import (
     versity_server,  # noqa: F401 - a fixture
 )
 
-settings.register_profile("quiver", deadline=None)
-"""A loaded machine is slow, which shows nothing about the tested code."""
-settings.register_profile("fast", deadline=None, max_examples=30)
+settings.register_profile("quiver", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A loaded machine is slow, also in making examples, which shows nothing about the tested code."""
+settings.register_profile("fast", settings.get_profile("quiver"), max_examples=30)
 """For `--fast`. Tests that choose their own number of examples keep it."""
 settings.load_profile("quiver")
 

@@ -75,18 +75,19 @@ def drop(connection):
 
 class LossyProxy:
     """
-    A proxy between a client and *port*. While `loses_answers` is set, data of the server are read and discarded, as is
-    everything from the first answer that begins with `loses_answers_from`.
+    A proxy between a client and *port* that can lose what the server answers.
+
+    On a connection that lost an answer all later ones are lost, too; a new connection starts without loss.
     """
 
     def __init__(self, port):
         self._to = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self.loses_answers = False
         self.loses_answers_from = None
-        self.lost_bytes = 0
+        """On every connection, the first answer that begins with these bytes is lost."""
         self.accepted = 0
+        self._lossy = set()
         self._pairs = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -107,13 +108,20 @@ class LossyProxy:
         with suppress(OSError):
             while data := source.recv(65536):
                 if is_answer and self.loses_answers_from is not None and data.startswith(self.loses_answers_from):
-                    self.loses_answers = True
-                if is_answer and self.loses_answers:
-                    self.lost_bytes += len(data)
-                else:
+                    self._lossy.add(source)
+                if source not in self._lossy:
                     target.sendall(data)
         with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
+
+    @property
+    def lossy_connections(self):
+        """The number of connections, open or closed, that lose answers."""
+        return len(self._lossy)
+
+    def lose_answers(self):
+        """Lose all further answers on the connections that were accepted until now."""
+        self._lossy.update(far for _, far in self._pairs)
 
     def cut(self):
         """Close all connections in order, from the view of both sides."""

@@ -107,11 +107,10 @@ def test_a_client_that_missed_the_answer_resends_and_is_stored_once(store, tmp_p
         conf = f"ws::addr=127.0.0.1:{proxy.port};" + (f"sf_dir={tmp_path}/sf;sender_id=a;" if slot else "")
         with official().Sender.from_conf(conf) as sender:
             rows_to(sender, 0, 1)
-            proxy.loses_answers = True
+            proxy.lose_answers()
             rows_to(sender, *range(2, 20))
             wait_until(lambda: len(values_of(store)) == 20)
             proxy.cut()
-            proxy.loses_answers = False
             rows_to(sender, *range(20, 25))
         assert proxy.accepted > 1
     assert sorted(values_of(store)) == list(range(25))
@@ -125,7 +124,7 @@ def test_a_client_reconnects_after_the_receiver_was_killed(tmp_path):
             conf = f"ws::addr=127.0.0.1:{proxy.port};sf_dir={tmp_path}/sf;close_flush_timeout_millis=100;"
             sender = official().Sender.from_conf(conf)
             sender.establish()
-            proxy.loses_answers = True
+            proxy.lose_answers()
             rows_to(sender, *range(10))
             wait_until(lambda: len(values_of(store)) == 10)
             store.seal()
@@ -160,11 +159,10 @@ def test_a_reconnecting_client_is_recognized_with_any_number_of_cores(tmp_path):
                 sender.row("t", columns={"v": value}, at=1000 + value)
                 sender.flush()
                 wait_until(lambda count=value: len(in_cores(path)) > count)
-                wait_until(lambda: proxy.loses_answers)
-                proxy.loses_answers = False
+                wait_until(lambda count=value: proxy.lossy_connections > count)
                 proxy.cut()
             proxy.loses_answers_from = None
-            proxy.loses_answers = False
+            proxy.cut()
         assert in_cores(path) == list(range(12))
         assert proxy.accepted > 12
         assert not any(one.settings.share_port for one in receivers)
@@ -190,12 +188,11 @@ def test_unanswered_rows_are_recognized_on_the_next_connection(store):
         with client(proxy) as connection:
             for number in range(2):
                 assert isinstance(send(connection, message(number)), Ok)
-            proxy.loses_answers = True
+            proxy.lose_answers()
             for number in (2, 3):
                 connection.send(message(number))
             wait_until(lambda: len(values_of(store)) == 4)
             proxy.cut()
-        proxy.loses_answers = False
         with client(proxy) as connection:
             for number in (2, 3, 4, 0):
                 assert isinstance(send(connection, message(number)), Ok)
@@ -235,13 +232,12 @@ def test_the_wait_for_a_vanished_host_is_limited(store):
     """Its connection looks open, but does not answer: the rows of its next one are not stored twice."""
     settings = replace(HERE, keepalive=KeepaliveSettings(ping_timeout_s=0.2))
     with receiving(store, settings) as receiver, LossyProxy(receiver.port) as proxy, client(proxy) as vanished:
-        proxy.loses_answers = True
+        proxy.lose_answers()
         vanished.send(message(1))
         wait_until(lambda: len(values_of(store)) == 1)
         with client(receiver) as connection:
             assert isinstance(send(connection, message(1)), Ok)
             assert isinstance(send(connection, message(2)), Ok)
-        proxy.loses_answers = False
         with pytest.raises(ConnectionClosed):
             vanished.recv(10)
     assert values_of(store) == [1, 2]
@@ -250,7 +246,6 @@ def test_the_wait_for_a_vanished_host_is_limited(store):
 def test_without_deduplication_everything_is_stored(store):
     """Disabled with 0."""
     with receiving(store, replace(HERE, dedupe_window_s=0)) as receiver, LossyProxy(receiver.port) as proxy:
-        proxy.loses_answers = False
         for _ in range(2):
             with client(proxy) as connection:
                 connection.send(message(1))
