@@ -1,5 +1,5 @@
 /*
- * CRC-32 (IEEE) and CRC-64/NVME: folding by carry-less multiplication, and tables for the rest.
+ * CRC-32 (IEEE), CRC-32C and CRC-64/NVME: folding by carry-less multiplication, and tables for the rest.
  *
  * The first byte of a message has its highest powers of x, and bit 0 of a byte is its highest power. So 16 bytes
  * loaded from memory are a polynomial whose bit i is the coefficient of x^(127 - i). Folding replaces 16 bytes by 16
@@ -14,9 +14,10 @@
 #define HAS_FOLDING 0
 #endif
 
-Crc CRC32, CRC64_NVME;
+Crc CRC32, CRC32C, CRC64_NVME;
 
 #define CRC32_POLYNOMIAL 0xEDB88320ULL
+#define CRC32C_POLYNOMIAL 0x82F63B78ULL
 #define CRC64_NVME_POLYNOMIAL 0x9A6C9329AC4BC9B5ULL
 
 /* Return x^exponent modulo the polynomial, with x^63 in bit 0. */
@@ -52,6 +53,7 @@ static void crc_init(Crc *crc, uint64_t polynomial, int bits) {
 
 void crc_init_all(void) {
     crc_init(&CRC32, CRC32_POLYNOMIAL, 32);
+    crc_init(&CRC32C, CRC32C_POLYNOMIAL, 32);
     crc_init(&CRC64_NVME, CRC64_NVME_POLYNOMIAL, 64);
 }
 
@@ -216,6 +218,11 @@ static PyObject *checksum(const Crc *crc, PyObject *args) {
 PyObject *kernel_crc32(PyObject *module, PyObject *args) {
     (void)module;
     return checksum(&CRC32, args);
+}
+
+PyObject *kernel_crc32c(PyObject *module, PyObject *args) {
+    (void)module;
+    return checksum(&CRC32C, args);
 }
 
 PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args) {

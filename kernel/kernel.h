@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Changes with every change of a signature; primitives/kernel.py ignores a kernel with another number. */
-#define KERNEL_API 2
+#define KERNEL_API 3
 
 /* Below this many bytes a call keeps the GIL: to get it back can take a switch interval of 5 ms. */
 #define GIL_BYTES_MIN (64 * 1024)
@@ -29,7 +29,7 @@ typedef struct {
     uint64_t mask;            /* all bits of the CRC */
 } Crc;
 
-extern Crc CRC32, CRC64_NVME;
+extern Crc CRC32, CRC32C, CRC64_NVME;
 
 /* Return whether this processor has the instructions that the kernel needs. */
 int crc_is_supported(void);
@@ -62,6 +62,7 @@ static inline uint64_t load_u64(const uint8_t *at) {
 }
 
 PyObject *kernel_crc32(PyObject *module, PyObject *args);
+PyObject *kernel_crc32c(PyObject *module, PyObject *args);
 PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args);
 PyObject *kernel_pwritev(PyObject *module, PyObject *args);
 PyObject *kernel_scan_records(PyObject *module, PyObject *args);

@@ -3,6 +3,8 @@
 
 static PyMethodDef METHODS[] = {
     {"crc32", kernel_crc32, METH_VARARGS, "crc32(data, value=0, /): the CRC-32 (IEEE) of data, continued from value."},
+    {"crc32c", kernel_crc32c, METH_VARARGS,
+     "crc32c(data, value=0, /): the CRC-32C (Castagnoli) of data, continued from value."},
     {"crc64_nvme", kernel_crc64_nvme, METH_VARARGS,
      "crc64_nvme(data, value=0, /): the CRC-64/NVME of data, continued from value."},
     {"scan_records", kernel_scan_records, METH_VARARGS,

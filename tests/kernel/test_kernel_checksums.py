@@ -17,12 +17,14 @@ def test_values_for_every_size(kernel):
     for size in SIZES:
         data = BYTES[:size]
         assert kernel.crc32(data) == zlib.crc32(data)
+        assert kernel.crc32c(data) == checksum._aws().crc32c(data)
         assert kernel.crc64_nvme(data) == checksum.crc64_nvme(data)
 
 
 def test_known_answers(kernel):
-    """The check values of both polynomials."""
+    """The check values of all polynomials."""
     assert kernel.crc32(b"123456789") == 0xCBF43926
+    assert kernel.crc32c(b"123456789") == 0xE3069283
     assert kernel.crc64_nvme(b"123456789") == 0xAE8B14860A799888
 
 
@@ -31,12 +33,13 @@ def test_values_continue_from_any_other_at_any_address(kernel, data, start, valu
     """The address of the data does not matter, nor the value to continue from."""
     view = memoryview(bytes(start) + data)[start:]
     assert kernel.crc32(view, value & 0xFFFFFFFF) == zlib.crc32(data, value & 0xFFFFFFFF)
+    assert kernel.crc32c(view, value & 0xFFFFFFFF) == checksum._aws().crc32c(data, value & 0xFFFFFFFF)
     assert kernel.crc64_nvme(view, value) == checksum.crc64_nvme(data, value)
 
 
 @pytest.mark.parametrize("wrong", ["text", None, 7, memoryview(b"abcdef")[::2]])
 def test_values_without_contiguous_bytes_are_refused(kernel, wrong):
     """Only contiguous buffers have a checksum."""
-    for function in (kernel.crc32, kernel.crc64_nvme):
+    for function in (kernel.crc32, kernel.crc32c, kernel.crc64_nvme):
         with pytest.raises((TypeError, BufferError)):
             function(wrong)

@@ -22,13 +22,14 @@ from collections.abc import Callable
 from typing import Any
 
 from quiver.primitives.disk.file_system import Buffer
+from quiver.primitives.kernel import KERNEL
 
 __all__ = ["crc32", "crc32_combine", "crc32c", "crc64_nvme", "crc64_nvme_function", "fold64to32"]
 
 _CRC32_POLYNOMIAL_REFLECTED = 0xEDB88320
 _CRC32C_POLYNOMIAL_REFLECTED = 0x82F63B78
-_CRC32C_IN_PYTHON_BYTES_MAX = 256
-"""So many bytes take 30 µs in Python: the progress of a subscriber, for which a library is not worth loading."""
+_CRC32C_IN_PYTHON_BYTES_MAX = 64 * 1024
+"""So many bytes take 8 ms in Python. Loading the library takes 40 ms: too much for the progress of few subscribers."""
 
 
 def _gf2_times(matrix: tuple[int, ...], vector: int) -> int:
@@ -105,11 +106,20 @@ def _crc32c_in_python(data: Buffer, value: int) -> int:
     return value ^ 0xFFFFFFFF
 
 
-def crc32c(data: Buffer, value: int = 0) -> int:
-    """Return the CRC-32C (Castagnoli) of *data*, continued from *value*."""
-    if not _loaded and memoryview(data).nbytes <= _CRC32C_IN_PYTHON_BYTES_MAX:
-        return _crc32c_in_python(data, value)
+_in_python_bytes = [0]
+"""The bytes whose CRC-32C was computed in Python so far."""
+
+
+def _crc32c_without_kernel(data: Buffer, value: int = 0) -> int:
+    if not _loaded:
+        _in_python_bytes[0] += memoryview(data).nbytes
+        if _in_python_bytes[0] <= _CRC32C_IN_PYTHON_BYTES_MAX:
+            return _crc32c_in_python(data, value)
     return _aws().crc32c(data, value)
+
+
+crc32c: Callable[..., int] = _crc32c_without_kernel if KERNEL is None else KERNEL.crc32c
+"""``crc32c(data, value=0)`` is the CRC-32C (Castagnoli) of *data*, continued from *value*."""
 
 
 def crc64_nvme(data: Buffer, value: int = 0) -> int:
