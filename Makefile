@@ -107,9 +107,9 @@ test-collector: $(READY) build/bin/otelcol-rival ## a real Collector between our
 test-otap: $(READY) rival-otap ## OTAP to and from the Rust crates, as messages and as streams (needs cargo)
 	$(BIN)/python -m pytest -m slow tests/otap/test_otap_driver.py
 
-fuzz: $(READY) ## a million broken inputs for each decoder of the wire (FUZZ_INPUTS=10000 for fewer)
+fuzz: $(READY) $(KERNEL) ## a million broken inputs for each decoder of the wire (FUZZ_INPUTS=10000 for fewer)
 	$(BIN)/python -m pytest -m slow tests/otap/test_decoder_fuzz.py tests/receivers/test_receiver_fuzz.py \
-		--fuzz-inputs $(FUZZ_INPUTS) -o faulthandler_timeout=0
+		tests/kernel/test_twins.py --fuzz-inputs $(FUZZ_INPUTS) -o faulthandler_timeout=0
 
 test-cluster: $(READY) ## a Spark cluster of one master and two workers on loopback, and Spark Connect
 	$(BIN)/python -m pytest -m cluster

@@ -1,0 +1,101 @@
+"""
+The table of the kernel's functions and their twins.
+
+A new function of the kernel needs one line in `TWINS`. `test_twins.py` then compares it with its twin for all inputs of
+`twin_inputs.py`, which are plain bytes.
+"""
+
+import functools
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from quiver.aof.format import record
+from quiver.aof.format.record import RecordScan
+from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.primitives import checksum
+from quiver.store.entries import ENTRY_OVERHEAD, write_entry_in_python
+from quiver.store.segment.accumulator import EncodedSlot, StreamSchema
+from quiver.store.segment.ipc_file import END_OF_STREAM
+
+EMPTY = pa.schema([])
+
+
+@dataclass(frozen=True)
+class Twin:
+    """
+    A function of the kernel and its twin.
+
+    Attributes:
+        python: the twin, which is the reference.
+        call: calls one of the two with arguments made from any bytes, and returns all that it did, as a value.
+        compiled: what `call` needs instead of the kernel's function, for a twin with another signature.
+    """
+
+    python: Callable[..., Any]
+    call: Callable[[Callable[..., Any], bytes], object] = lambda function, data: function(data)
+    compiled: Callable[..., Any] | None = None
+
+
+def continued(function, data: bytes) -> object:
+    """Checksums of the bytes, at an odd address, and continued from another."""
+    view = memoryview(data)
+    return function(data), function(view[1:], 1), function(view[: len(data) // 2], 0xFFFF_FFFF)
+
+
+def scanned(step, data: bytes) -> object:
+    """Scans from the start of the bytes, and from where the records of a segment start."""
+    found = [RecordScan(start, start) for start in (0, HEADER_BYTES)]
+    for scan in found:
+        while step(scan, memoryview(data), len(data)):
+            pass
+    return found
+
+
+@functools.cache
+def scratch_file() -> int:
+    """The descriptor of an empty file without a name."""
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def written(pwritev, data: bytes) -> object:
+    """The bytes in three parts, in a file."""
+    fd = scratch_file()
+    os.ftruncate(fd, 0)
+    first, second = len(data) // 3, len(data) // 2
+    count = pwritev(fd, (data[:first], bytearray(data[first:second]), memoryview(data)[second:]), 7)
+    return count, os.pread(fd, len(data) + 8, 0)
+
+
+def laid_out(write_entry, data: bytes) -> object:
+    """An entry with two slots, one of them with dictionaries, whose bytes are the data."""
+    seed = zlib.crc32(data)
+    third = len(data) // 3
+    fingerprint, message = seed.to_bytes(4, "big") * 8, pa.py_buffer(data[:third])
+    schemas = [
+        StreamSchema(schema=EMPTY, fingerprint=fingerprint, schema_message=message, has_dictionaries=has_dictionaries)
+        for has_dictionaries in (False, True)
+    ]
+    slots = [
+        EncodedSlot(seed % 30, schemas[0], seed, data[third : 2 * third], seed >> 3),
+        EncodedSlot(63, schemas[1], 1, data[2 * third :], len(data)),
+    ]
+    sizes = [slot.stream_schema.head.size + len(slot.message) for slot in slots]
+    entry = memoryview(bytearray(ENTRY_OVERHEAD + sum(sizes) + len(END_OF_STREAM)))
+    write_entry(entry, seed << 31, seed << 32 | seed, 1 << 63 | 1 << seed % 30, slots)
+    return bytes(entry), [bytes(slot.message) for slot in slots]
+
+
+TWINS = {
+    "crc32": Twin(zlib.crc32, continued),
+    "crc64_nvme": Twin(checksum.crc64_nvme, continued),
+    "pwritev": Twin(os.pwritev, written),
+    "scan_records": Twin(record._scan_batch_in_python, scanned, record._scan_batch_in_kernel),
+    "write_entry": Twin(write_entry_in_python, laid_out),
+}
