@@ -1,17 +1,20 @@
 """Entries of the log that the compiled kernel lays out have the bytes of their twin, and are decoded."""
 
 import itertools
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quiver.otap import iter_bundles
 from quiver.primitives.scan import Frame
 from quiver.store.encode import SlotEncoder
 from quiver.store.entries import ENTRY_OVERHEAD, write_entry_in_python
 from quiver.store.format.wal_entry import decode_entry
 
+TESTS = Path(__file__).parents[1]
 BATCHES = (
     pa.record_batch({"id": [1, 2, 3], "body": ["a", "b", None]}),
     pa.record_batch({"id": pa.array([], pa.int64())}),
@@ -46,6 +49,15 @@ def test_any_bundle(kernel, picks, stamp, sequence):
     assert [(slot.slot, slot.row_count) for slot in decoded.value.slots] == [
         (number, batch.num_rows) for number, batch in slots.items()
     ]
+
+
+@pytest.mark.parametrize("path", sorted((TESTS / "vectors" / "otlp").glob("*.pb")), ids=lambda path: path.stem)
+def test_recorded_requests(kernel, path):
+    """The bundles of requests that other programs sent."""
+    for bundle in iter_bundles(path.read_bytes(), path.stem.partition("_")[0]):
+        entry, messages, _ = laid_out(kernel.write_entry, bundle.batches, 5, 7)
+        expected, expected_messages, _ = laid_out(write_entry_in_python, bundle.batches, 5, 7)
+        assert (entry, messages) == (expected, expected_messages)
 
 
 @pytest.mark.parametrize("wrong", [-100, -8, -4, -1, 1, 4, 100])

@@ -94,6 +94,7 @@ def laid_out(write_entry, data: bytes) -> object:
 
 TWINS = {
     "crc32": Twin(zlib.crc32, continued),
+    "crc32c": Twin(checksum._crc32c_without_kernel, continued),
     "crc64_nvme": Twin(checksum.crc64_nvme, continued),
     "pwritev": Twin(os.pwritev, written),
     "scan_records": Twin(record._scan_batch_in_python, scanned, record._scan_batch_in_kernel),
