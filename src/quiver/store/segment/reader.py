@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import posixpath
 import threading
-from array import array
 from bisect import bisect_right
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cached_property
 from itertools import repeat, starmap
 from typing import Any
 
@@ -38,6 +37,7 @@ from quiver.store.format.segment.file import (
     decode_directory,
     decode_segment_footer,
 )
+from quiver.store.format.segment.ipc_table import ascending
 from quiver.store.format.segment.manifest import Manifest, check_manifest, decode_manifest
 from quiver.store.segment.in_order import InOrder
 from quiver.store.segment.info import SegmentInfo, SegmentStatistics, StreamStatistics
@@ -48,9 +48,6 @@ __all__ = ["SegmentReader"]
 _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError)
 
 _CRC_BYTES = 4
-_NUMBER_BYTES = array("i").itemsize
-_IN_SEQUENCE_MAX = 65_536
-"""The highest position, and chunk, of a bundle that is read in sequence with others. The rest are looked up."""
 _FILES_MAX = 1024
 """The number of Arrow readers that are kept, one for each stream and choice of columns."""
 
@@ -61,8 +58,7 @@ class SegmentReader:
 
     Attributes:
         path: of the file.
-        info: counts, sizes, log positions and times. Until `verify` has passed, it may have a flipped bit.
-        manifest: which chunks of which streams make up each bundle; the same applies.
+        manifest: which chunks of which streams make up each bundle. Until `verify` has passed, a bit may be flipped.
         streams: the directory, by stream id; the same applies.
     """
 
@@ -78,7 +74,7 @@ class SegmentReader:
         self.path = path
         self.manifest = manifest
         self.streams = streams
-        self.info = _info(path, len(view), manifest)
+        self._size_bytes = len(view)
         self._footer = footer
         self._lock = threading.Lock()
         self._view: memoryview | None = view
@@ -128,6 +124,11 @@ class SegmentReader:
         if isinstance(manifest, Damage):
             raise CorruptionError(path, manifest.offset, manifest.reason)
         return cls(path, view, footer, {stream.stream_id: stream for stream in directory}, manifest, verified)
+
+    @cached_property
+    def info(self) -> SegmentInfo:
+        """Counts, sizes, log positions and times. Until `verify` has passed, it may have a flipped bit."""
+        return _info(self.path, self._size_bytes, self.manifest)
 
     @property
     def bundle_count(self) -> int:
@@ -266,12 +267,12 @@ class SegmentReader:
         ends, slot_ids, stream_ids, chunks = self._places
         start, count = ends[first], end - first
         # Compared as bytes: a view creates an object for each number.
-        if ends[first : end + 1].tobytes() != _ascending(start, count + 1):
+        if ends[first : end + 1].tobytes() != ascending(start, count + 1):
             return None
         stream_id, chunk = stream_ids[start], chunks[start]
         if stream_ids[start : start + count].tobytes() != stream_ids[start : start + 1].tobytes() * count:
             return None
-        if chunks[start : start + count].tobytes() != _ascending(chunk, count):
+        if chunks[start : start + count].tobytes() != ascending(chunk, count):
             return None
         return slot_ids[start], stream_id, chunk
 
@@ -327,7 +328,7 @@ class SegmentReader:
         known = self._compressed.get(stream_id)
         if known is None:
             start = pa.py_buffer(self._open_view()).address
-            end = start + self.info.size_bytes
+            end = start + self._size_bytes
             columns = self._chunk(stream_id, 0).columns if self.streams[stream_id].chunk_count else []
             buffers = (buffer for column in columns for buffer in column.buffers())
             known = any(buffer is not None and buffer.size and not start <= buffer.address < end for buffer in buffers)
@@ -487,16 +488,6 @@ class SegmentReader:
     def _unreadable(self, stream_id: int, error: Exception) -> CorruptionError:
         reason = f"stream {stream_id} is not a readable Arrow IPC file: {error}"
         return CorruptionError(self.path, self.streams[stream_id].byte_offset, reason)
-
-
-def _ascending(first: int, count: int) -> bytes:
-    """Return the numbers from *first* on in the form of the manifest's columns; fewer if they are too high."""
-    return _all_ascending()[first * _NUMBER_BYTES : (first + count) * _NUMBER_BYTES]
-
-
-@cache
-def _all_ascending() -> bytes:
-    return array("i", range(_IN_SEQUENCE_MAX)).tobytes()
 
 
 def _region(view: memoryview, offset: int, length: int) -> memoryview:

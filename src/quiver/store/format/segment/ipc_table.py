@@ -9,6 +9,7 @@ it reads, and a table may be read before its checksum is verified.
 from __future__ import annotations
 
 from array import array
+from functools import cache
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -16,7 +17,10 @@ import pyarrow as pa
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Damage
 
-__all__ = ["column_of", "decode_table", "decode_table_head", "encode_table", "fixed_width", "view_of"]
+__all__ = ["ascending", "column_of", "decode_table", "decode_table_head", "encode_table", "fixed_width", "view_of"]
+
+_ASCENDING_MAX = 65_537
+_NUMBER_BYTES = array("I").itemsize
 
 _ARROW_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError, OverflowError)
 """Everything that pyarrow raises on invalid bytes; ValueError covers names that are not UTF-8."""
@@ -92,3 +96,15 @@ def view_of(column: pa.Array, code: Literal["H", "i", "I", "Q"]) -> memoryview:
 def _first_line(error: BaseException) -> str:
     lines = str(error).splitlines()
     return lines[0][:200] if lines else type(error).__name__
+
+
+def ascending(first: int, count: int) -> bytes:
+    """Return the bytes of *count* numbers of 32 bits from *first* on; fewer if they end before. Cheap for low ones."""
+    if first + count > _ASCENDING_MAX:
+        return array("I", range(first, min(first + count, 1 << 32))).tobytes()
+    return _all_ascending()[first * _NUMBER_BYTES : (first + count) * _NUMBER_BYTES]
+
+
+@cache
+def _all_ascending() -> bytes:
+    return array("I", range(_ASCENDING_MAX)).tobytes()

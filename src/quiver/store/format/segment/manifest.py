@@ -48,6 +48,7 @@ from quiver.store.format.segment.event_times import (
 )
 from quiver.store.format.segment.file import BUNDLES_READ_MAX, BUNDLES_WRITTEN_MAX, StreamEntry
 from quiver.store.format.segment.ipc_table import (
+    ascending,
     column_of,
     decode_table,
     decode_table_head,
@@ -429,16 +430,19 @@ def check_manifest(manifest: Manifest, directory: Sequence[StreamEntry], *, at: 
     no bundle has a slot twice, and event times belong to existing chunks.
     """
     streams = {stream.stream_id: stream for stream in directory}
-    if manifest.bundle_indexes.tobytes() != array("I", range(manifest.bundle_count)).tobytes():
+    # Most segments have one stream, with its chunks in sequence: comparing bytes is faster than a look at each bundle.
+    if manifest.bundle_indexes.tobytes() != ascending(0, manifest.bundle_count):
         return Damage(at, "bundle_index does not count from 0")
-    for slot, stream_id in set(zip(manifest.slot_ids, manifest.stream_ids, strict=True)):
+    for slot, stream_id in _distinct(manifest.slot_ids, manifest.stream_ids):
         stream = streams.get(stream_id)
         if stream is None or stream.slot != slot or slot >= SLOTS_MAX:
             return Damage(at, f"a bundle has slot {slot} in stream {stream_id}, which is not such a stream")
     chunk_max: dict[int, int] = {}
     if len(streams) == 1 and len(manifest.chunk_indexes):
         (only,) = streams
-        chunk_max[only] = max(array("I", manifest.chunk_indexes.tobytes()))
+        chunks = manifest.chunk_indexes.tobytes()
+        in_sequence = chunks == ascending(0, len(manifest.chunk_indexes))
+        chunk_max[only] = len(manifest.chunk_indexes) - 1 if in_sequence else max(array("I", chunks))
     else:
         for stream_id, chunk in zip(manifest.stream_ids, manifest.chunk_indexes, strict=True):
             if chunk > chunk_max.get(stream_id, -1):
@@ -448,14 +452,21 @@ def check_manifest(manifest: Manifest, directory: Sequence[StreamEntry], *, at: 
         if chunk >= chunk_count:
             return Damage(at, f"a bundle has chunk {chunk} of stream {stream_id}, which has {chunk_count}")
     slot_ids, ends = manifest.slot_ids, manifest.ends
-    # Most segments have one slot in every bundle. Comparing bytes is much faster than a look at each bundle.
-    has_one_slot_each = ends.tobytes() == array("i", range(manifest.bundle_count + 1)).tobytes()
+    has_one_slot_each = ends.tobytes() == ascending(0, manifest.bundle_count + 1)
     for index in range(0 if has_one_slot_each else manifest.bundle_count):
         start, end = ends[index], ends[index + 1]
         if end - start > 1 and len(set(slot_ids[start:end])) != end - start:
             return Damage(at, f"bundle {index} has a slot twice")
     events = manifest.event_times(directory, at=at)
     return events if isinstance(events, Damage) else None
+
+
+def _distinct(slot_ids: memoryview, stream_ids: memoryview) -> set[tuple[int, int]]:
+    """Return the distinct pairs of slot and stream."""
+    count = len(slot_ids)
+    if all(column.tobytes() == column[:1].tobytes() * count for column in (slot_ids, stream_ids)):
+        return set(zip(slot_ids[:1], stream_ids[:1], strict=True))
+    return set(zip(slot_ids, stream_ids, strict=True))
 
 
 def _pack_times(times: array[int]) -> bytes:
