@@ -139,7 +139,13 @@ class SlotEncoder:
                 size = len(message)
             else:
                 message = None
-                if self._keeps_batches and batch.nbytes >= PIECES_BYTES_MIN and not fingerprints:
+                # `nbytes` looks at each column; the size of all buffers is known, and small batches have small ones.
+                if (
+                    self._keeps_batches
+                    and batch.get_total_buffer_size() >= PIECES_BYTES_MIN
+                    and batch.nbytes >= PIECES_BYTES_MIN
+                    and not fingerprints
+                ):
                     message = pieced(batch, len(stream.schema_message))
                 if message is None:
                     message = batch.serialize()
