@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from quiver.primitives import yielding as module
-from quiver.primitives.yielding import STEPS, yielding
+from quiver.primitives.yielding import STEPS, yielding, yielding_slices
 
 
 @pytest.mark.parametrize(("items", "pauses"), [(0, 0), (1, 0), (STEPS - 1, 0), (STEPS, 1), (2 * STEPS + 1, 2)], ids=str)
@@ -41,3 +41,16 @@ def test_a_waiting_thread_runs_before_a_long_loop_ends() -> None:
     finally:
         sys.setswitchinterval(interval_s)
         other.join()
+
+
+@pytest.mark.parametrize(("items", "pauses"), [(0, 0), (1, 0), (10, 0), (11, 1), (20, 1), (35, 3)], ids=str)
+def test_slices_come_in_order_with_a_pause_between_them(
+    items: int, pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing pauses after the last slice."""
+    taken: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", taken.append)
+    slices = list(yielding_slices(range(items), 10))
+    assert [item for some in slices for item in some] == list(range(items))
+    assert len(taken) == pauses == max(0, len(slices) - 1)
+    assert all(len(some) == 10 for some in slices[:-1])

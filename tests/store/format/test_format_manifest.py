@@ -112,6 +112,24 @@ def test_round_trip(rows, numbers):
         assert manifest.ingested_at_ns(index) == time_ns
 
 
+@given(st.lists(bundles(), max_size=8), st.integers(0, 8), st.none() | st.integers(0, 2**64 - 1))
+def test_columns_of_many_bundles_are_added_as_single_bundles_are(rows, split, items):
+    """`extend` gives the same bytes as `append`, also after bundles that are there already."""
+    single, together = ManifestBuilder(), ManifestBuilder()
+    for row in rows:
+        single.append(*row, items)
+    for some in (rows[:split], rows[split:]):
+        slots, streams, chunks, ends = array("H"), array("I"), array("I"), array("I")
+        for row in some:
+            for column, values in zip((slots, streams, chunks), row, strict=False):
+                column.extend(values)
+            ends.append(len(slots))
+        times = array("q", [time_ns for *_, time_ns in some])
+        together.extend(slots, streams, chunks, ends, times, () if items is None else [items] * len(some))
+    for profile in ("spec", "otap"):
+        assert together.encode(segments.METADATA, profile) == single.encode(segments.METADATA, profile)
+
+
 def test_bundles_out_of_range():
     """A bundle index past the end or below zero does not exist."""
     manifest = decoded(encoded())

@@ -13,15 +13,17 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from quiver.primitives.yielding import yielding
 from quiver.store.format.segment.event_times import EventStream
 from quiver.store.format.segment.file import BUNDLES_WRITTEN_MAX
+from quiver.store.format.segment.ipc_table import fixed_width, view_of
 from quiver.store.format.segment.manifest import ManifestBuilder, ManifestMetadata
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD, SLOT_HEAD
 from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
@@ -366,9 +368,9 @@ class SealedSegment:
         self,
         *,
         streams: Sequence[_Stream],
-        refs: Sequence[int],
-        refs_end: Sequence[int],
-        ingested_at_ns: Sequence[int],
+        refs: array[int],
+        refs_end: array[int],
+        ingested_at_ns: array[int],
         metadata: ManifestMetadata,
         nbytes: int,
         file_bytes: int,
@@ -382,8 +384,9 @@ class SealedSegment:
         self.nbytes = nbytes
         self.file_bytes = file_bytes
         self.bundle_count = len(ingested_at_ns)
-        self.ingested_min_ns = min(ingested_at_ns, default=None)
-        self.ingested_max_ns = max(ingested_at_ns, default=None)
+        found = pc.min_max(fixed_width(ingested_at_ns, pa.int64())).as_py()
+        self.ingested_min_ns: int | None = found["min"]
+        self.ingested_max_ns: int | None = found["max"]
 
     @property
     def wal_position_start(self) -> int | None:
@@ -420,31 +423,36 @@ class SealedSegment:
         With *item_count*, also how many items each bundle has: it receives the number of rows by slot.
         """
         self._encode()
-        refs = self._refs if not self._is_split else self._moved_refs()
-        slots = [stream.slot for stream in self._open_streams]
+        chunks, streams = _chunks_and_streams(self._refs)
+        slots = array("H", [stream.slot for stream in self._open_streams])
+        slot_ids = array("H")
+        if len(slots) == 1:
+            slot_ids = slots * len(streams)
+        elif slots:
+            taken = fixed_width(slots, pa.uint16()).take(fixed_width(streams, pa.uint32()))
+            slot_ids.frombytes(view_of(taken, "H").tobytes())
+        if self._is_split:
+            chunks, streams = _chunks_and_streams(self._moved_refs())
         builder = ManifestBuilder()
         builder.events = [
             EventStream(number, stream.event_column, stream.event_ranges)
             for number, stream in enumerate(self.streams())
             if stream.event_column is not None
         ]
-        start = 0
-        append = builder.append
-        for end, ingested_at_ns in yielding(zip(self._refs_end, self._ingested_at_ns, strict=True)):
-            items = None if item_count is None else self._items(start, end, item_count)
-            if end - start == 1:  # the common case, and there may be tens of thousands
-                ref = refs[start]
-                append((slots[self._refs[start] >> 32],), (ref >> 32,), (ref & _CHUNK_MASK,), ingested_at_ns, items)
-            else:
-                append(
-                    [slots[ref >> 32] for ref in self._refs[start:end]],
-                    [ref >> 32 for ref in refs[start:end]],
-                    [ref & _CHUNK_MASK for ref in refs[start:end]],
-                    ingested_at_ns,
-                    items,
-                )
-            start = end
+        items = [] if item_count is None else self._items_of_all(item_count)
+        builder.extend(slot_ids, streams, chunks, self._refs_end, self._ingested_at_ns, items)
         return builder
+
+    def _items_of_all(self, item_count: Callable[[Mapping[int, int]], int | None]) -> list[int]:
+        """Return the number of items of each bundle; fewer numbers if that is not known for all of them."""
+        starts = chain((0,), self._refs_end)
+        found = []
+        for start, end in yielding(zip(starts, self._refs_end, strict=False)):
+            items = self._items(start, end, item_count)
+            if items is None:
+                break
+            found.append(items)
+        return found
 
     def _items(self, start: int, end: int, item_count: Callable[[Mapping[int, int]], int | None]) -> int | None:
         if start == end:
@@ -472,7 +480,7 @@ class SealedSegment:
                 chunk += run.chunk_count
         return starts
 
-    def _moved_refs(self) -> Sequence[int]:
+    def _moved_refs(self) -> array[int]:
         """Return the references with the stream and chunk numbers after runs have become streams."""
         starts = self._run_starts()
         moved = array("Q")
@@ -485,6 +493,13 @@ class SealedSegment:
             number, first_chunk = latest[ref >> 32]
             moved.append(number << 32 | (ref & _CHUNK_MASK) - first_chunk)
         return moved
+
+
+def _chunks_and_streams(refs: array[int]) -> tuple[array[int], array[int]]:
+    """Return the low and the high half of each reference."""
+    halves = array("I", refs.tobytes())
+    low, high = (0, 1) if sys.byteorder == "little" else (1, 0)
+    return halves[low::2], halves[high::2]
 
 
 def _are_same(one: StreamSchema, other: StreamSchema) -> bool:

@@ -16,13 +16,16 @@ the schema message byte for byte.
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import sub
 from typing import Any
 
-from quiver.primitives.yielding import yielding
-from quiver.store.segment.log_backed import loaded, prefix_of
+from quiver.primitives.yielding import yielding_slices
+from quiver.store.segment.log_backed import any_elsewhere, loaded, prefix_of
 from quiver.store.segment.pieced import PiecedMessage
 
 __all__ = ["END_OF_STREAM", "HEAD_ALIGNMENT", "IpcFile", "assemble", "body_length_place", "is_one_batch_message"]
@@ -54,6 +57,7 @@ _TABLE_POSITION = 16
 _SCHEMA_FIELD, _DICTIONARIES_FIELD, _BATCHES_FIELD = 24, 28, 32
 _DICTIONARY_COUNT = 36
 _BLOCK_BYTES = 24
+_GROUP_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,18 @@ class IpcFile:
     messages: Sequence[Any]
     tail: bytes
     nbytes: int
+
+    def groups(self) -> Iterable[Sequence[Any]]:
+        """Yield the file's pieces in order; short ones together, because a loop over each of them would cost more."""
+        if any_elsewhere(self.messages):
+            for part in self.parts():
+                yield (part,)
+            return
+        yield (self.head,)
+        step = max(1, _GROUP_BYTES * len(self.messages) // self.nbytes)
+        for start in range(0, len(self.messages), step):
+            yield self.messages[start : start + step]
+        yield (self.tail,)
 
     def parts(self) -> Iterable[Any]:
         """Yield the file's pieces in order."""
@@ -90,13 +106,7 @@ def assemble(schema_message: bytes, dictionaries: Sequence[Any], batches: Sequen
     """
     head = MAGIC + bytes(HEAD_ALIGNMENT - len(MAGIC)) + schema_message
     messages = [*dictionaries, *batches]
-    sizes = list(map(len, messages))
-    offsets = list(accumulate(sizes, initial=len(head)))
-    end = offsets.pop()
-    metadata = [
-        _METADATA_LENGTH.unpack_from(prefix_of(message))[0] + _MESSAGE_PREFIX.size for message in yielding(messages)
-    ]
-    blocks = _blocks(offsets, metadata, sizes)
+    blocks, end = _blocks(messages, len(head))
     split = len(dictionaries) * _BLOCK_BYTES
     footer = _footer(schema_message, memoryview(blocks)[:split], memoryview(blocks)[split:])
     tail = b"".join((END_OF_STREAM, footer, struct.pack("<i", len(footer)), MAGIC))
@@ -145,14 +155,29 @@ def body_length_place(message: memoryview) -> tuple[int, int] | None:
     return start, max(end, *(past for _, past in checked))
 
 
-def _blocks(offsets: Sequence[int], metadata: Sequence[int], sizes: Sequence[int]) -> bytes:
-    """Return the flatbuffer structs `Block`: i64 offset, i32 metadata length, 4 bytes of padding, i64 body length."""
-    # The metadata length is positive and little-endian, so as an i64 it includes its padding.
-    flat = [0] * (3 * len(sizes))
-    flat[0::3] = offsets
-    flat[1::3] = metadata
-    flat[2::3] = [size - length for size, length in zip(sizes, metadata, strict=True)]
-    return struct.pack(f"<{len(flat)}q", *flat)
+def _blocks(messages: Sequence[Any], start: int) -> tuple[bytes, int]:
+    """
+    Return the flatbuffer structs `Block` of *messages*, the first of which is at *start*, and where the last one ends.
+
+    A `Block` is i64 offset, i32 metadata length, 4 bytes of padding, i64 body length.
+    """
+    blocks = array("q")
+    unpack = _METADATA_LENGTH.unpack_from
+    for some in yielding_slices(messages):
+        sizes = array("q", map(len, some))
+        prefixes = map(prefix_of, some) if any_elsewhere(some) else some
+        metadata = array("q", [length + _MESSAGE_PREFIX.size for (length,) in map(unpack, prefixes)])
+        *offsets, end = accumulate(sizes, initial=start)
+        # The metadata length is positive and little-endian, so as an i64 it includes its padding.
+        flat = array("q", bytes(_BLOCK_BYTES * len(some)))
+        flat[0::3] = array("q", offsets)
+        flat[1::3] = metadata
+        flat[2::3] = array("q", map(sub, sizes, metadata))
+        blocks += flat
+        start = end
+    if sys.byteorder == "big":
+        blocks.byteswap()
+    return blocks.tobytes(), start
 
 
 def _footer(schema_message: bytes, dictionary_blocks: memoryview, batch_blocks: memoryview) -> bytes:

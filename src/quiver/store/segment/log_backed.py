@@ -7,12 +7,13 @@ same bytes, most likely still in the page cache, so a large message is read back
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quiver.store.segment.pieced import PiecedMessage
 
-__all__ = ["LogBackedMessage", "Reread", "loaded", "prefix_of"]
+__all__ = ["LogBackedMessage", "Reread", "any_elsewhere", "loaded", "prefix_of"]
 
 
 class Reread(Protocol):
@@ -57,6 +58,14 @@ class LogBackedMessage:
         return self.log.entry(self.position, self.entry_bytes)[self.start : self.start + self.nbytes]
 
 
+_ELSEWHERE = frozenset({LogBackedMessage, PiecedMessage})
+
+
+def any_elsewhere(messages: Iterable[Any]) -> bool:
+    """Return whether one of *messages* is not in memory as one piece of bytes."""
+    return not _ELSEWHERE.isdisjoint(map(type, messages))
+
+
 def loaded(message: Any) -> Any:
     """Return the bytes of *message*, wherever they are."""
     return message.load() if type(message) is LogBackedMessage else message
@@ -64,4 +73,4 @@ def loaded(message: Any) -> Any:
 
 def prefix_of(message: Any) -> Any:
     """Return at least the first 8 bytes of *message*, without reading the log."""
-    return message.prefix if type(message) in {LogBackedMessage, PiecedMessage} else message
+    return message.prefix if type(message) in _ELSEWHERE else message

@@ -13,6 +13,7 @@ complete one, and perhaps a temporary file, which is never read and which the ne
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +118,12 @@ class _Gather:
         if self._waiting >= _GATHER_BYTES:
             self.flush()
 
+    def extend(self, parts: Sequence[Any]) -> None:
+        self._parts += parts
+        self._waiting += sum(map(len, parts))
+        if self._waiting >= _GATHER_BYTES:
+            self.flush()
+
     def align(self) -> None:
         self.add(bytes(-(self.offset + self._waiting) % STREAM_ALIGNMENT))
 
@@ -159,8 +166,8 @@ def _write(
                 chunk_count=stream.chunk_count,
             )
         )
-        for part in yielding(ipc_file.parts()):
-            gather.add(part)
+        for parts in yielding(ipc_file.groups()):
+            gather.extend(parts)
     directory = encode_directory(entries)
     metadata = replace(sealed.metadata, directory_crc32=crc32(directory))
     item_count = adapter.item_count if adapter is not None and profile == "otap" else None

@@ -159,6 +159,30 @@ class ManifestBuilder:
         if item_count is not None:
             self._items.append(item_count)
 
+    def extend(
+        self,
+        slots: array[int],
+        streams: array[int],
+        chunks: array[int],
+        ends: array[int],
+        ingested_at_ns: array[int],
+        item_counts: Iterable[int] = (),
+    ) -> None:
+        """
+        Add bundles: the slots of all of them, for each slot the stream and the chunk, and for each bundle where its
+        slots end in these.
+        """
+        start = len(self._slots)
+        self._slots += slots
+        self._streams += streams
+        self._chunks += chunks
+        if start:
+            self._ends.extend(map(start.__add__, ends))
+        else:
+            self._ends.frombytes(ends.tobytes())
+        self._ingested += ingested_at_ns
+        self._items.extend(item_counts)
+
     def encode(self, metadata: ManifestMetadata, profile: Literal["spec", "otap"]) -> bytes:
         """
         Return the manifest. The `otap` profile adds `item_count` if it is known for every bundle.
