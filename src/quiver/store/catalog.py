@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 
-from quiver.bundle import Adapter, Bundle, BundleRef
+from quiver.bundle import Adapter, Bundle
 from quiver.errors import BundleUnavailableError, CorruptionError
 from quiver.invariant import invariant
 from quiver.primitives.disk.atomic import remove_durably
@@ -117,15 +117,15 @@ class Catalog:
     def __contains__(self, seq: int) -> bool:
         return seq in self._segments
 
-    def bundle(self, ref: BundleRef) -> Bundle:
+    def bundle(self, place: tuple[int, int]) -> Bundle:
         """
-        Return one bundle; its buffers stay valid while it is held.
+        Return the bundle at *place*, a segment and an index; its buffers stay valid while it is held.
 
         Raises:
             BundleUnavailableError: no such segment or index.
             CorruptionError: the segment's bytes are not what was written.
         """
-        seq, index = ref
+        seq, index = place
         latest = self._latest
         if latest is None or latest[0] != seq:
             latest = self._look_at(seq)

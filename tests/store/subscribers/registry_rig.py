@@ -66,7 +66,8 @@ class Bench:
             )
         )
 
-    def load(self, ref):
+    def load(self, place):
+        ref = BundleRef(*place)
         self.reads.append(ref)
         if ref in self.unreadable:
             raise CorruptionError(f"{ROOT}/segments/{ref.segment}", 0, "checksum mismatch")

@@ -12,7 +12,7 @@ from quiver.bundle import Bundle, BundleRef
 from quiver.errors import BundleUnavailableError, CorruptionError, UsageError
 from quiver.lazy_names import warn_renamed
 from quiver.store.format.audit import AuditOutcome
-from quiver.store.subscribers.queue import DeliveryQueue, RunClaim
+from quiver.store.subscribers.queue import DeliveryQueue, Place, RunClaim
 from quiver.store.subscribers.records import SubscriberRecord, SubscriberTable
 
 __all__ = ["WAIT_S_MAX", "BundleHandle", "Claims"]
@@ -32,9 +32,9 @@ class BundleHandle:
     delivered again. Thread-safe.
     """
 
-    __slots__ = ("_bundle", "_claims", "_record", "outcome", "queue", "ref")
+    __slots__ = ("_bundle", "_claims", "_record", "outcome", "place", "queue")
 
-    def __init__(self, claims: Claims, record: SubscriberRecord, queue: DeliveryQueue, ref: BundleRef) -> None:
+    def __init__(self, claims: Claims, record: SubscriberRecord, queue: DeliveryQueue, place: Place) -> None:
         self.outcome: str | None = None
         """How the claim ended: acked, rejected, deferred, returned or unreadable; None while it lasts."""
         self._claims = claims
@@ -42,8 +42,13 @@ class BundleHandle:
         self._bundle: Bundle | None = None
         self.queue = queue
         """The queue that has the claim. The subscriber gets another one when it is released and acquired again."""
-        self.ref = ref
+        self.place = place
+        """The pair that `ref` is made of."""
+
+    @property
+    def ref(self) -> BundleRef:
         """The address of the bundle; `Subscriber.claim` accepts it."""
+        return BundleRef(*self.place)
 
     @property
     def bundle(self) -> Bundle:
@@ -62,7 +67,7 @@ class BundleHandle:
         bundle = self._bundle
         if bundle is None:
             try:
-                bundle = self._bundle = self._claims.load(self.ref)
+                bundle = self._bundle = self._claims.load(self.place)
             except (CorruptionError, BundleUnavailableError, OSError):
                 self._claims.give_back_unreadable(self._record, self)
                 raise
@@ -127,8 +132,11 @@ class BundleHandle:
 
     def __del__(self) -> None:
         # Runs in any thread at any moment, perhaps in one that holds the condition: it must not wait for it.
-        if getattr(self, "outcome", "") is None:
-            self._claims.dropped(self)
+        try:
+            if self.outcome is None:
+                self._claims.dropped(self)
+        except AttributeError:
+            pass  # it was never complete
 
     def __repr__(self) -> str:
         return f"BundleHandle({self.ref}, {self.outcome or 'claimed'})"
@@ -140,7 +148,7 @@ class Claims:
 
     Args:
         table: the subscribers.
-        load: reads one bundle; called outside all locks.
+        load: reads one bundle, given its segment and index; called outside all locks.
         begin: called before the first claim for a subscriber: makes this process its owner.
         load_run: reads bundles of a segment in turn, given its number, the first index, and the index after the last;
             called outside all locks. Without it they are read one by one.
@@ -149,7 +157,7 @@ class Claims:
     def __init__(
         self,
         table: SubscriberTable,
-        load: Callable[[BundleRef], Bundle],
+        load: Callable[[Place], Bundle],
         begin: Callable[[SubscriberRecord], None],
         load_run: Callable[[int, int, int], Iterator[Bundle]] | None = None,
     ) -> None:
@@ -162,10 +170,10 @@ class Claims:
         self._condition = table.condition
         self._lock = table.lock
         self._segments = table.segments
-        self._dropped: deque[tuple[DeliveryQueue, BundleRef] | RunClaim] = deque()
+        self._dropped: deque[tuple[DeliveryQueue, Place] | RunClaim] = deque()
 
     def _load_each(self, segment: int, first: int, end: int) -> Iterator[Bundle]:
-        return (self.load(BundleRef(segment, index)) for index in range(first, end))
+        return (self.load((segment, index)) for index in range(first, end))
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -174,11 +182,13 @@ class Claims:
         if record.queue is None or not self._table.is_active:
             self._begin(record)
         with self._lock:
-            queue = self.queue_of(record)
-            ref = queue.take(self._clock.monotonic())
-            if ref is None and timeout_s != 0:
-                queue, ref = self._wait_for(record, DeliveryQueue.take, timeout_s)
-            return None if ref is None else BundleHandle(self, record, queue, ref)
+            queue = record.queue
+            if queue is None or self._dropped or record.is_removed or self._table.is_closed:
+                queue = self.queue_of(record)
+            place = queue.take(self._clock.monotonic() if queue.due else 0.0)
+            if place is None and timeout_s != 0:
+                queue, place = self._wait_for(record, DeliveryQueue.take, timeout_s)
+            return None if place is None else BundleHandle(self, record, queue, place)
 
     def take_many(self, record: SubscriberRecord, count: int, timeout_s: float | None) -> list[BundleHandle]:
         """Claim up to *count* bundles; see `Subscriber.next_bundles`."""
@@ -187,8 +197,8 @@ class Claims:
         if record.queue is None or not self._table.is_active:
             self._begin(record)
         with self._condition:
-            queue, refs = self._wait_for(record, lambda queue, now_s: queue.take_many(now_s, count), timeout_s)
-            return [BundleHandle(self, record, queue, ref) for ref in refs or ()]
+            queue, places = self._wait_for(record, lambda queue, now_s: queue.take_many(now_s, count), timeout_s)
+            return [BundleHandle(self, record, queue, place) for place in places or ()]
 
     def take_run(self, record: SubscriberRecord, count_max: int, timeout_s: float | None) -> RunClaim | None:
         """Claim the next run of up to *count_max* bundles; see `Subscriber.next_run`."""
@@ -233,7 +243,10 @@ class Claims:
         with self._lock:
             if handle.outcome == outcome:
                 return
-            is_new = self._settle(record, self.queue_of(record), handle, outcome, reason)
+            queue = record.queue
+            if queue is None or self._dropped or record.is_removed or self._table.is_closed:
+                queue = self.queue_of(record)
+            is_new = self._settle(record, queue, handle, outcome, reason)
             if is_new and outcome == "acked":
                 record.acked_uncounted += 1
                 return
@@ -263,16 +276,16 @@ class Claims:
         reason: str = "",
     ) -> bool:
         """Resolve the bundle of *handle*, under the condition; return whether it was unresolved before."""
-        ref = handle.ref
-        if handle.outcome is not None or handle.queue is not queue or not queue.is_claimed(ref):
+        place = handle.place
+        if handle.outcome is not None or handle.queue is not queue or place not in queue.claimed:
             self._check_claim(queue, handle, outcome)
-        segment = self._segments.get(ref.segment)
-        is_new = segment is not None and record.state.resolve(ref, segment.bundle_count)
+        segment = self._segments.get(place[0])
+        is_new = segment is not None and record.state.resolve(place, segment.bundle_count)
         if is_new:
             record.is_dirty = True
             if self._table.audit is not None:
-                self._table.audit.resolved(record.id, ref.segment, ref.index, outcome, reason)
-        queue.resolved(ref)
+                self._table.audit.resolved(record.id, *place, outcome, reason)
+        queue.claimed.discard(place)
         handle.outcome = outcome
         return is_new
 
@@ -283,7 +296,7 @@ class Claims:
         with self._condition:
             queue = self.queue_of(record)
             self._check_claim(queue, handle, "deferred")
-            queue.release(handle.ref, due_s=self._clock.monotonic() + seconds if seconds else None)
+            queue.release(handle.place, due_s=self._clock.monotonic() + seconds if seconds else None)
             handle.outcome = "deferred"
             self._condition.notify_all()
         self._observer.count("quiver.subscriber.deferred_bundles_total", subscriber=record.id)
@@ -378,7 +391,7 @@ class Claims:
         with self._condition:
             if handle.outcome is None:
                 handle.outcome = "returned"
-                handle.queue.release(handle.ref)
+                handle.queue.release(handle.place)
                 self._condition.notify_all()
 
     def give_back_unreadable(self, record: SubscriberRecord, handle: BundleHandle) -> None:
@@ -386,7 +399,7 @@ class Claims:
         with self._condition:
             if handle.outcome is None:
                 handle.outcome = "unreadable"
-                handle.queue.release_unreadable(handle.ref)
+                handle.queue.release_unreadable(handle.place)
                 self._condition.notify_all()
         self._observer.count("quiver.subscriber.read_errors_total", subscriber=record.id)
 
@@ -397,7 +410,7 @@ class Claims:
         The collector runs at any point, also in a thread that holds `_condition` or something that a holder of it
         waits for. So this only records the bundle; the next call that looks for one returns it to the queue.
         """
-        self._dropped.append((handle.queue, handle.ref))
+        self._dropped.append((handle.queue, handle.place))
         self._wake()
 
     def _wake(self) -> None:
@@ -433,8 +446,8 @@ class Claims:
             if isinstance(dropped, RunClaim):
                 dropped.queue.release_run(dropped)
             else:
-                queue, ref = dropped
-                queue.release(ref)
+                queue, place = dropped
+                queue.release(place)
 
     def _check_claim(self, queue: DeliveryQueue, handle: BundleHandle, outcome: str) -> None:
         if handle.outcome == "unreadable":
@@ -444,5 +457,5 @@ class Claims:
                 queue.claim(handle.ref)
         elif handle.outcome is not None:
             raise BundleUnavailableError(f"bundle {handle.ref} cannot be {outcome}: it was {handle.outcome} already")
-        elif handle.queue is not queue or not queue.is_claimed(handle.ref):
+        elif handle.queue is not queue or not queue.is_claimed(handle.place):
             raise BundleUnavailableError(f"the claim on bundle {handle.ref} has ended")

@@ -18,23 +18,23 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from functools import partial
 from heapq import heapify, heappop, heappush
+from itertools import repeat
 from typing import Literal, get_args
 
 from quiver.bundle import BundleRef
 from quiver.errors import BundleUnavailableError, UsageError
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
-__all__ = ["BACKFILL_EVERY", "ClaimableBitmap", "DeliveryQueue", "Order", "RunClaim", "check_order"]
+__all__ = ["BACKFILL_EVERY", "ClaimableBitmap", "DeliveryQueue", "Order", "Place", "RunClaim", "check_order"]
 
 Order = Literal["oldest", "newest", "round_robin"]
 
 BACKFILL_EVERY = 4
 """Under `newest`, every n-th bundle is the oldest one."""
 
-_ref = partial(tuple.__new__, BundleRef)
-"""A faster `BundleRef(*pair)`: it is called for every bundle."""
+Place = tuple[int, int]
+"""Segment and index. A `BundleRef` is one; a tuple takes a fraction of the time, and equals it."""
 
 _STALE_MAX = 64
 """Deferrals that are claimed early leave their entry in the heap; beyond this many it is rebuilt."""
@@ -69,7 +69,7 @@ class ClaimableBitmap:
         count: the number of indices in the set.
     """
 
-    __slots__ = ("_high", "_low", "_words", "count")
+    __slots__ = ("_end", "_high", "_low", "_next", "_words", "count")
 
     def __init__(self, bits: int) -> None:
         data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
@@ -80,9 +80,12 @@ class ClaimableBitmap:
         # All words below `_low` and above `_high` are zero.
         self._low = 0
         self._high = len(self._words) - 1
+        # The lowest indices, if they were cut out of their word: from `_next` to `_end`, excluded.
+        self._next = self._end = 0
 
     def add(self, index: int) -> None:
         """Add *index*."""
+        self._put_back()
         at, bit = divmod(index, _WORD_BITS)
         words = self._words
         if at >= len(words):
@@ -96,6 +99,7 @@ class ClaimableBitmap:
 
     def discard(self, index: int) -> None:
         """Remove *index* if it is present."""
+        self._put_back()
         at, bit = divmod(index, _WORD_BITS)
         if at < len(self._words) and self._words[at] >> bit & 1:
             self._words[at] ^= 1 << bit
@@ -103,51 +107,36 @@ class ClaimableBitmap:
 
     def pop_first(self) -> int:
         """Remove and return the lowest index. The set must not be empty."""
-        words, at = self._words, self._low
-        while not (word := words[at]):
-            at += 1
-        self._low = at
-        lowest = word & -word
-        words[at] = word ^ lowest
+        index = self._next
+        if index == self._end:
+            index = self._cut()
+        self._next = index + 1
         self.count -= 1
-        return at * _WORD_BITS + lowest.bit_length() - 1
+        return index
 
     def pop_some(self, count: int) -> list[int]:
         """Remove and return up to *count* of the lowest indices, ascending."""
-        words, at = self._words, self._low
         wanted = min(count, self.count)
         found: list[int] = []
         while len(found) < wanted:
-            word = words[at]
-            if not word:
-                at += 1
-                continue
-            base = at * _WORD_BITS - 1
-            while word and len(found) < wanted:
-                lowest = word & -word
-                word ^= lowest
-                found.append(base + lowest.bit_length())
-            words[at] = word
-        self._low = at
+            first = self._next if self._next < self._end else self._cut()
+            self._next = min(self._end, first + wanted - len(found))
+            found.extend(range(first, self._next))
         self.count -= wanted
         return found
 
     def pop_run(self, count: int) -> tuple[int, int]:
         """Remove the lowest index and up to *count* consecutive ones; return the first and how many. Not if empty."""
-        words = self._words
         first = self.pop_first()
         length = 1
         while length < count:
-            at, bit = divmod(first + length, _WORD_BITS)
-            rest = words[at] >> bit if at < len(words) else 0
-            found = min((~rest & (rest + 1)).bit_length() - 1, count - length)
-            if not found:
+            # A word ends here, or a gap follows.
+            if self._next == self._end and (not self.count or self._cut() != first + length):
                 break
-            words[at] ^= ((1 << found) - 1) << bit
+            found = min(count - length, self._end - self._next)
+            self._next += found
             self.count -= found
             length += found
-            if bit + found < _WORD_BITS:
-                break
         return first, length
 
     def pop_last_run(self, count: int) -> tuple[int, int]:
@@ -171,6 +160,7 @@ class ClaimableBitmap:
 
     def pop_last(self) -> int:
         """Remove and return the highest index. The set must not be empty."""
+        self._put_back()
         words, at = self._words, self._high
         while not words[at]:
             at -= 1
@@ -179,6 +169,27 @@ class ClaimableBitmap:
         words[at] ^= 1 << bit
         self.count -= 1
         return at * _WORD_BITS + bit
+
+    def _cut(self) -> int:
+        """Cut the lowest index, and those that follow it without a gap, out of their word; return it. Not if empty."""
+        words, at = self._words, self._low
+        while not (word := words[at]):
+            at += 1
+        self._low = at
+        first = (word & -word).bit_length() - 1
+        ones = word >> first
+        length = (~ones & (ones + 1)).bit_length() - 1
+        words[at] = ones >> length << first + length
+        self._next = at * _WORD_BITS + first
+        self._end = self._next + length
+        return self._next
+
+    def _put_back(self) -> None:
+        """Put what `_cut` has cut out, and is still in the set, back into its word."""
+        if self._next < self._end:
+            at, bit = divmod(self._next, _WORD_BITS)
+            self._words[at] |= ((1 << self._end - self._next) - 1) << bit
+            self._next = self._end
 
 
 class RunClaim:
@@ -211,8 +222,8 @@ class RunClaim:
             bits ^= lowest
             yield BundleRef(self.segment, self.first + lowest.bit_length() - 1)
 
-    def __contains__(self, ref: BundleRef) -> bool:
-        at = ref.index - self.first
+    def __contains__(self, place: Place) -> bool:
+        at = place[1] - self.first
         return 0 <= at < self.count and bool(self.left >> at & 1)
 
 
@@ -220,7 +231,7 @@ class DeliveryQueue:
     """
     The claims of one subscriber, and the order of its pending bundles. Not thread-safe.
 
-    A pending bundle is in exactly one of `_free`, `_claimed`, `_runs`, `_delayed` and `_unreadable`. The set of a
+    A pending bundle is in exactly one of `_free`, `claimed`, `_runs`, `_delayed` and `_unreadable`. The set of a
     segment is created when it is first needed; until then none of its bundles is in the other four.
     """
 
@@ -236,29 +247,31 @@ class DeliveryQueue:
         self._open = [segment.seq for segment in segments if not state.is_complete(segment)]
         self._taken = 0
         self._turn = -1
-        self._claimed: set[BundleRef] = set()
+        self.claimed: set[Place] = set()
+        """The bundles that are claimed one by one."""
+        self.due: list[tuple[float, Place]] = []
+        """A heap of deferrals, the next one first; some of them have ended. While it is empty, time has no effect."""
         self._runs: dict[int, list[RunClaim]] = {}
-        self._delayed: dict[BundleRef, float] = {}
-        self._due: list[tuple[float, BundleRef]] = []
-        self._unreadable: dict[BundleRef, None] = {}
+        self._delayed: dict[Place, float] = {}
+        self._unreadable: dict[Place, None] = {}
 
     @property
     def claimed_count(self) -> int:
         """The number of claimed bundles."""
-        return len(self._claimed) + sum(run.left.bit_count() for runs in self._runs.values() for run in runs)
+        return len(self.claimed) + sum(run.left.bit_count() for runs in self._runs.values() for run in runs)
 
     @property
     def deferred_count(self) -> int:
         """The number of deferred bundles."""
         return len(self._delayed)
 
-    def is_claimed(self, ref: BundleRef) -> bool:
-        """Return whether *ref* is claimed."""
-        return ref in self._claimed or any(ref in run for run in self._runs.get(ref.segment, ()))
+    def is_claimed(self, place: Place) -> bool:
+        """Return whether the bundle at *place* is claimed."""
+        return place in self.claimed or any(place in run for run in self._runs.get(place[0], ()))
 
     def claimed_segments(self) -> set[int]:
         """Return the segments that have a claimed bundle."""
-        return {ref.segment for ref in self._claimed} | self._runs.keys()
+        return {segment for segment, _ in self.claimed} | self._runs.keys()
 
     def sealed(self, segment: SegmentRef) -> None:
         """Add a new segment."""
@@ -288,9 +301,9 @@ class DeliveryQueue:
         ]
         self._open = self._open[: bisect_left(self._open, to.segment)] + incomplete
         in_runs = (ref for runs in self._runs.values() for run in runs for ref in run.refs(run.left))
-        for ref in (*self._claimed, *in_runs, *self._delayed, *self._unreadable):
-            if ref.segment >= to.segment and ref.segment in self._segments:
-                self._withhold(ref)
+        for place in (*self.claimed, *in_runs, *self._delayed, *self._unreadable):
+            if place[0] >= to.segment and place[0] in self._segments:
+                self._withhold(place)
         self.arrivals += 1
 
     def has_free(self, now_s: float) -> bool:
@@ -298,45 +311,55 @@ class DeliveryQueue:
         self._ripen(now_s)
         return self._choose("oldest") is not None
 
-    def take(self, now_s: float) -> BundleRef | None:
+    def take(self, now_s: float) -> Place | None:
         """Claim and return the next bundle at *now_s*, or None."""
-        if self._due:
+        if self.due:
             self._ripen(now_s)
         order = self.order
+        place: Place | None
+        if order == "oldest" and self._open:  # the common case, as short as possible
+            seq = self._open[0]
+            free = self._free.get(seq)
+            if free is not None and free.count > 1:
+                self._taken += 1
+                self._turn = seq
+                place = seq, free.pop_first()
+                self.claimed.add(place)
+                return place
         if order == "newest" and self._taken % BACKFILL_EVERY == BACKFILL_EVERY - 1:
             order = "oldest"
-        seq = self._choose(order)
-        if seq is None:
-            ref = self._first_unreadable()
-            if ref is None:
+        chosen = self._choose(order)
+        if chosen is None:
+            place = self._first_unreadable()
+            if place is None:
                 return None
         else:
-            free = self._free[seq]
-            ref = _ref((seq, free.pop_last() if order == "newest" else free.pop_first()))
+            free = self._free[chosen]
+            place = chosen, free.pop_last() if order == "newest" else free.pop_first()
             if not free.count:
-                self._unlist(seq)
+                self._unlist(chosen)
             self._taken += 1
-            self._turn = seq
-        self._claimed.add(ref)
-        return ref
+            self._turn = chosen
+        self.claimed.add(place)
+        return place
 
-    def take_many(self, now_s: float, count: int) -> list[BundleRef]:
+    def take_many(self, now_s: float, count: int) -> list[Place]:
         """Claim and return up to *count* bundles: those that *count* calls of `take` would return."""
-        refs: list[BundleRef] = []
+        places: list[Place] = []
         if self.order == "oldest":
-            if self._due:
+            if self.due:
                 self._ripen(now_s)
-            while len(refs) < count and (seq := self._choose("oldest")) is not None:
+            while len(places) < count and (seq := self._choose("oldest")) is not None:
                 free = self._free[seq]
-                refs += [_ref((seq, index)) for index in free.pop_some(count - len(refs))]
+                places += zip(repeat(seq), free.pop_some(count - len(places)), strict=False)
                 if not free.count:
                     self._unlist(seq)
                 self._turn = seq
-            self._taken += len(refs)
-            self._claimed.update(refs)
-        while len(refs) < count and (ref := self.take(now_s)) is not None:
-            refs.append(ref)
-        return refs
+            self._taken += len(places)
+            self.claimed.update(places)
+        while len(places) < count and (place := self.take(now_s)) is not None:
+            places.append(place)
+        return places
 
     def take_run(self, now_s: float, count_max: int) -> RunClaim | None:
         """
@@ -345,17 +368,17 @@ class DeliveryQueue:
         It begins with the bundle that `take` would return; under `newest` it ends with that bundle. A bundle that could
         not be read is a run of its own.
         """
-        if self._due:
+        if self.due:
             self._ripen(now_s)
         order = self.order
         if order == "newest" and self._taken % BACKFILL_EVERY == BACKFILL_EVERY - 1:
             order = "oldest"
         seq = self._choose(order)
         if seq is None:
-            ref = self._first_unreadable()
-            if ref is None:
+            place = self._first_unreadable()
+            if place is None:
                 return None
-            run = RunClaim(self, ref.segment, ref.index, 1)
+            run = RunClaim(self, *place, 1)
         else:
             free = self._free[seq]
             pop = free.pop_last_run if order == "newest" else free.pop_run
@@ -380,7 +403,7 @@ class DeliveryQueue:
     def split(self, run: RunClaim, ref: BundleRef) -> None:
         """Take *ref*, which is claimed by *run*, out of it: from now on it is claimed like a single bundle."""
         self.end_run(run, 1 << ref.index - run.first)
-        self._claimed.add(ref)
+        self.claimed.add(ref)
 
     def release_run(self, run: RunClaim, *, due_s: float | None = None) -> None:
         """Return what *run* still claims to the pending bundles: immediately, or at *due_s*."""
@@ -406,48 +429,49 @@ class DeliveryQueue:
         self._withhold(ref)
         self._delayed.pop(ref, None)
         self._unreadable.pop(ref, None)
-        self._claimed.add(ref)
+        self.claimed.add(ref)
 
-    def resolved(self, ref: BundleRef) -> None:
-        """End the claim on *ref*, which is resolved."""
-        self._claimed.discard(ref)
+    def resolved(self, place: Place) -> None:
+        """End the claim on the bundle at *place*, which is resolved."""
+        self.claimed.discard(place)
 
-    def release(self, ref: BundleRef, *, due_s: float | None = None) -> None:
-        """Return *ref* to the pending bundles: immediately, or at *due_s*."""
-        self._claimed.discard(ref)
+    def release(self, place: Place, *, due_s: float | None = None) -> None:
+        """Return the bundle at *place* to the pending ones: immediately, or at *due_s*."""
+        self.claimed.discard(place)
         if due_s is None:
-            self._give_back(ref)
+            self._give_back(place)
         else:
-            self._delayed[ref] = due_s
-            heappush(self._due, (due_s, ref))
-            if len(self._due) > 2 * len(self._delayed) + _STALE_MAX:
-                self._due = [(due, waiting) for waiting, due in self._delayed.items()]
-                heapify(self._due)
+            self._delayed[place] = due_s
+            heappush(self.due, (due_s, place))
+            if len(self.due) > 2 * len(self._delayed) + _STALE_MAX:
+                self.due = [(due, waiting) for waiting, due in self._delayed.items()]
+                heapify(self.due)
 
-    def release_unreadable(self, ref: BundleRef) -> None:
-        """Return *ref* to the pending bundles, to be delivered only when nothing else is pending."""
-        self._claimed.discard(ref)
-        self._unreadable[ref] = None
+    def release_unreadable(self, place: Place) -> None:
+        """Return the bundle at *place* to the pending ones, to be delivered only when nothing else is pending."""
+        self.claimed.discard(place)
+        self._unreadable[place] = None
 
     def next_due_s(self) -> float | None:
         """Return when the next deferred bundle becomes claimable; None if none is deferred."""
-        while self._due and self._delayed.get(self._due[0][1]) != self._due[0][0]:
-            heappop(self._due)
-        return self._due[0][0] if self._due else None
+        while self.due and self._delayed.get(self.due[0][1]) != self.due[0][0]:
+            heappop(self.due)
+        return self.due[0][0] if self.due else None
 
     def _ripen(self, now_s: float) -> None:
         while (due_s := self.next_due_s()) is not None and due_s <= now_s:
-            _, ref = heappop(self._due)
-            del self._delayed[ref]
-            self._give_back(ref)
+            _, place = heappop(self.due)
+            del self._delayed[place]
+            self._give_back(place)
 
-    def _give_back(self, ref: BundleRef) -> None:
+    def _give_back(self, place: Place) -> None:
         # Its segment may have been deleted or dropped by policy.
-        if self._is_pending(ref):
-            free = self._bits(ref.segment)
+        if self._is_pending(place):
+            seq, index = place
+            free = self._bits(seq)
             if free is not None:
-                free.add(ref.index)
-                self._list(ref.segment)
+                free.add(index)
+                self._list(seq)
             self.arrivals += 1
 
     def _choose(self, order: Order) -> int | None:
@@ -470,12 +494,13 @@ class DeliveryQueue:
                 free = self._free[seq] = ClaimableBitmap(self._state.unresolved(segment))
         return free
 
-    def _withhold(self, ref: BundleRef) -> None:
-        free = self._bits(ref.segment)
+    def _withhold(self, place: Place) -> None:
+        seq, index = place
+        free = self._bits(seq)
         if free is not None:
-            free.discard(ref.index)
+            free.discard(index)
             if not free.count:
-                self._unlist(ref.segment)
+                self._unlist(seq)
 
     def _list(self, seq: int) -> None:
         at = bisect_left(self._open, seq)
@@ -487,13 +512,13 @@ class DeliveryQueue:
         if at < len(self._open) and self._open[at] == seq:
             del self._open[at]
 
-    def _is_pending(self, ref: BundleRef) -> bool:
-        return ref.segment in self._segments and not self._state.is_resolved(ref)
+    def _is_pending(self, place: Place) -> bool:
+        return place[0] in self._segments and not self._state.is_resolved(place)
 
-    def _first_unreadable(self) -> BundleRef | None:
+    def _first_unreadable(self) -> Place | None:
         while self._unreadable:
-            ref = next(iter(self._unreadable))
-            del self._unreadable[ref]
-            if self._is_pending(ref):
-                return ref
+            place = next(iter(self._unreadable))
+            del self._unreadable[place]
+            if self._is_pending(place):
+                return place
         return None

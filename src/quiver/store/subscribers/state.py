@@ -244,14 +244,16 @@ class SubscriberState:
         self._entries[segment.seq] = _Marks(segment.bundle_count)
         return True
 
-    def resolve(self, ref: BundleRef, bundle_count: int) -> bool:
+    def resolve(self, place: tuple[int, int], bundle_count: int) -> bool:
         """
-        Mark *ref*, of a segment with *bundle_count* bundles, as resolved; return False if it already was.
+        Mark the bundle at *place*, its segment and index, as resolved; return False if it already was.
+
+        The segment has *bundle_count* bundles.
 
         Raises:
             BundleUnavailableError: the segment has no such bundle.
         """
-        segment, index = ref
+        segment, index = place
         if not 0 <= index < bundle_count:
             raise BundleUnavailableError(f"segment {segment} has {bundle_count} bundles, no index {index}")
         marks = self._entries.get(segment)
@@ -304,10 +306,11 @@ class SubscriberState:
         self._entries[segment.seq] = _Marks(segment.bundle_count, (1 << segment.bundle_count) - 1)
         return segment.bundle_count - resolved
 
-    def is_resolved(self, ref: BundleRef) -> bool:
-        """Return whether *ref* is resolved."""
-        marks = self._entries.get(ref.segment)
-        return ref.segment < self.oldest_incomplete if marks is None else ref.index in marks
+    def is_resolved(self, place: tuple[int, int]) -> bool:
+        """Return whether the bundle at *place*, a segment and an index, is resolved."""
+        segment, index = place
+        marks = self._entries.get(segment)
+        return segment < self.oldest_incomplete if marks is None else index in marks
 
     def unresolved(self, segment: SegmentRef) -> int:
         """Return which bundles of *segment* are not resolved: bit n is set for bundle n."""

@@ -29,7 +29,7 @@ from quiver.store.subscribers.audit_trail import AuditTrail
 from quiver.store.subscribers.claims import Claims
 from quiver.store.subscribers.drop_applier import DropApplier
 from quiver.store.subscribers.orphaned_progress import find_missing
-from quiver.store.subscribers.queue import check_order
+from quiver.store.subscribers.queue import Place, check_order
 from quiver.store.subscribers.records import SubscriberLag, SubscriberRecord, SubscriberStatus, SubscriberTable
 from quiver.store.subscribers.state import (
     RewindTo,
@@ -53,7 +53,7 @@ class Subscribers:
         root: the store's directory.
         segments: the sealed segments that recovery found.
         next_seq: the number that the next segment will get, according to the file names; see `floor`.
-        load: reads one bundle; called outside all locks.
+        load: reads one bundle, given its segment and index; called outside all locks.
         load_run: reads consecutive bundles; see `Claims`.
         profile: the format of progress files.
         clock: for deferrals, timeouts and ages.
@@ -75,7 +75,7 @@ class Subscribers:
         *,
         segments: Iterable[SegmentRef],
         next_seq: int,
-        load: Callable[[BundleRef], Bundle],
+        load: Callable[[Place], Bundle],
         load_run: Callable[[int, int, int], Iterator[Bundle]] | None = None,
         profile: Profile = "spec",
         clock: Clock = SYSTEM_CLOCK,
