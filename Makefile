@@ -21,9 +21,11 @@ CRASH_STATES ?= 1000000
 SOAK_SECONDS ?= 600
 DELIVERY_SECONDS ?= 300
 STRACE_STRIDE ?= 1
+SPARK ?= 4.3
+SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 
-.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel lock clean
+.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-spark test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -113,6 +115,22 @@ fuzz: $(READY) $(KERNEL) ## a million broken inputs for each decoder of the wire
 
 test-cluster: $(READY) ## a Spark cluster of one master and two workers on loopback, and Spark Connect
 	$(BIN)/python -m pytest -m cluster
+
+test-spark: $(SPARK_VENV)/.ready $(KERNEL) ## the Spark tests on one version of PySpark (SPARK=4.2; 4.0, 4.1, 4.2 or 4.3)
+	$(SPARK_VENV)/bin/python -m pytest -n 1 --dist loadgroup --spark $(PYTEST_ARGS)
+
+# The pinned packages, but another PySpark.
+build/spark-%/.ready: requirements.lock tests/spark/pyspark.lock pyproject.toml | $(READY)
+	@grep -q '^pyspark==$*\.' tests/spark/pyspark.lock || { \
+		echo "SPARK=$*: tests/spark/pyspark.lock has" $$(sed -n 's/^pyspark==//p' tests/spark/pyspark.lock | cut -d' ' -f1) >&2; \
+		exit 1; }
+	@echo "Setting up build/spark-$*; the first time takes some minutes."
+	@test -x build/spark-$*/bin/python || $(BIN)/python -m venv build/spark-$*
+	@awk '/^[a-z]/ { other = /^pyspark==/ } !other' requirements.lock > build/spark-$*/requirements.lock
+	@grep '^pyspark==$*\.' tests/spark/pyspark.lock >> build/spark-$*/requirements.lock
+	@build/spark-$*/bin/python -m pip install --quiet --use-pep517 --require-hashes -r build/spark-$*/requirements.lock
+	@build/spark-$*/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
 
 lint: $(READY) ## ruff, mypy and the repository's own rules
 	$(BIN)/ruff check .

@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz-inputs", type=int, default=100_000, help="invalid inputs for each decoder of OTLP and OTAP")
     group.addoption("--strace-stride", type=int, default=1, help="fail every n-th system call only")
     group.addoption("--fast", action="store_true", help="leave out tests that need Java, and tests/long_modules.txt")
+    group.addoption("--spark", action="store_true", help="run only tests/spark and other tests that need Spark")
     group.addoption("--workers", type=int, default=2, help="processes that share the crash states")
 
 
@@ -103,9 +104,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return collection_path.relative_to(config.rootpath).as_posix() in _LONG_MODULES or None
 
 
+def _needs_java(item: pytest.Item) -> bool:
+    return item.get_closest_marker("spark") is not None or "spark" in getattr(item, "fixturenames", ())
+
+
 def _is_fast(item: pytest.Item) -> bool:
-    needs_java = item.get_closest_marker("spark") is not None or "spark" in getattr(item, "fixturenames", ())
-    return not needs_java and item.nodeid.partition("::")[0] not in _LONG_MODULES
+    return not _needs_java(item) and item.nodeid.partition("::")[0] not in _LONG_MODULES
+
+
+def _is_for_spark(item: pytest.Item) -> bool:
+    return _needs_java(item) or item.nodeid.startswith("tests/spark/")
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = [item for item in items if wanted(item)]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -116,13 +129,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     A group for each test would slow down pytest-xdist, which iterates over all groups whenever a test ends.
     """
     if config.getoption("--fast"):
-        slow = [item for item in items if not _is_fast(item)]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if _is_fast(item)]
+        _keep(config, items, _is_fast)
+    if config.getoption("--spark"):
+        _keep(config, items, _is_for_spark)
     for item in items:
         used = set(getattr(item, "fixturenames", ()))
         groups = [server for server in _SHARED if server in used]
-        if item.get_closest_marker("spark") is not None or "spark" in used:
+        if _needs_java(item):
             groups.append("spark")
         for group in groups or [str(item.path)]:
             item.add_marker(pytest.mark.xdist_group(group))

@@ -6,10 +6,10 @@ import decimal
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from quiver.errors import UsageError
 from quiver.spark.cast import spark_schema
+from quiver.spark.spark_features import from_arrow_schema, to_arrow_schema
 from quiver.store.segment.cast import cast_to_schema
 from quiver.store.segment.type_promotion import common_schema
 
@@ -82,7 +82,7 @@ def test_every_stored_type_is_converted(case, part):
     batch = pa.record_batch({"c": array})
     target = spark_schema(batch.schema)
     assert target.field("c").type.equals(kind)
-    declared = to_arrow_schema(from_arrow_schema(target), timezone="UTC")
+    declared = to_arrow_schema(from_arrow_schema(target))
     out = cast_to_schema(batch.slice(part.start, part.stop - part.start), declared)
     assert declared.equals(out.schema)
     out.validate(full=True)

@@ -248,12 +248,14 @@ def export(context: ChildContext) -> None:
     Run every exporter's query until asked to stop.
 
     Raises:
-        UsageError: no Java was found.
+        UsageError: no Java was found, or the installed PySpark is too old.
         OSError: Spark's temporary directory was deleted; a restart creates a new one.
     """
     from quiver.spark import session  # noqa: PLC0415 - an extra
     from quiver.spark.java import find_java_home  # noqa: PLC0415
+    from quiver.spark.spark_features import EXPORTERS, require  # noqa: PLC0415
 
+    require(EXPORTERS)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # A failure of a batch is logged once, with its exporter.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)

@@ -28,6 +28,7 @@ module               purpose
 `tables.py`          a batch of descriptors → a frame for each signal
 `otlp_rows.py`       rows of a view → OTLP requests again (pure)
 `java.py`            finds a Java that Spark 4 runs on
+`spark_features.py`  the features of the installed PySpark
 ===================  =============================================================================================
 
 Importing this package starts no JVM::

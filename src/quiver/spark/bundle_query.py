@@ -11,6 +11,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.lazy_names import renamed_keyword
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.formats import register
+from quiver.spark.spark_features import EXPORTERS, require
 from quiver.store.reading.checkpoint import is_local, repair_checkpoint
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ def start_bundle_query(
         query_name: shown in logs and reports.
 
     Raises:
-        UsageError: an option is unknown.
+        UsageError: an option is unknown, or the installed PySpark is too old for exporters.
     """
+    require(EXPORTERS)
     register(spark)
     if is_local(checkpoint):
         repair_checkpoint(REAL_FILES, checkpoint)

@@ -15,12 +15,12 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
 from quiver.errors import UsageError
 from quiver.spark.cast import spark_schema
+from quiver.spark.spark_features import from_arrow_schema, to_arrow_schema
 from quiver.spark.store.read_partition import open_checked
 from quiver.store.segment.cast import cast_to_schema, coalesce
 
@@ -55,7 +55,7 @@ def map_bundles(
         fail_on_data_loss: False skips bundles that are missing or damaged, with a warning.
     """
     declared = _declared(schema)
-    task = _Task(fn, to_arrow_schema(declared, timezone="UTC"), adapter, fail_on_data_loss)
+    task = _Task(fn, to_arrow_schema(declared), adapter, fail_on_data_loss)
     names = ("segment", "index", "slot", "ingested_at", "ipc") if "ipc" in df.columns else ("path", "segment", "index")
     return df.select(*names).mapInArrow(task, declared)
 

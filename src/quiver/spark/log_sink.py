@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from quiver.errors import UsageError
 from quiver.primitives.batch_notes import ONCE_PREFIX
+from quiver.spark.spark_features import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,13 +18,24 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from quiver.errors import QuiverError, UsageError
 from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.spark.log_sink import BatchWriter, Sink, StreamWriter
+from quiver.spark.spark_features import (
+    STREAM_LIMITS,
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+    from_arrow_schema,
+    require,
+    to_arrow_schema,
+)
 from quiver.spark.table_options import (
     given_options,
     options_of_table,
@@ -42,6 +53,7 @@ __all__ = [
     "RefusedStream",
     "StreamReader",
     "TaskPartition",
+    "UnlimitedStreamReader",
     "parallelism",
 ]
 
@@ -186,7 +198,9 @@ class LogDataSource(DataSource):
         refuse_stream_options(given, self.stream_options)
         return BatchReader(self.log(given), schema)
 
-    def streamReader(self, schema: StructType) -> StreamReader | RefusedStream:  # noqa: N802 - Spark's name
+    def streamReader(  # noqa: N802 - Spark's name
+        self, schema: StructType
+    ) -> StreamReader | UnlimitedStreamReader | RefusedStream:
         """
         Return the streaming reader. Spark passes *schema* by keyword.
 
@@ -196,11 +210,13 @@ class LogDataSource(DataSource):
         try:
             given = options_of_table(self._given, schema, self.name())
             refuse_ending(given)
+            if any(name.lower().endswith("pertrigger") for name in given):
+                require(STREAM_LIMITS)
             log = self.log(given)
             log.check_stream()
         except QuiverError as error:
             return RefusedStream(error)
-        return StreamReader(log, schema)
+        return (StreamReader if STREAM_LIMITS.is_available else UnlimitedStreamReader)(log, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
         """
@@ -234,7 +250,7 @@ class _TaskReader:
 
     def __init__(self, log: ReadableLog, schema: StructType) -> None:
         self._log = log
-        self._target = to_arrow_schema(schema, timezone="UTC")
+        self._target = to_arrow_schema(schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition, in a task."""
@@ -272,6 +288,36 @@ class StreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of this run at what the log contains now."""
         self._log.available_now()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
+        """Return one partition per task for the batch from *start* to before *end*."""
+        return [TaskPartition(spans) for spans in self._log.plan(start, end)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Confirm everything before *end*: its batch is committed."""
+        self._log.commit(end)
+
+    def stop(self) -> None:
+        """Release locks. Spark calls this only after an error; otherwise the process just dies."""
+        self._log.release()
+
+
+class UnlimitedStreamReader(_TaskReader, DataSourceStreamReader):
+    """
+    The source of a streaming query in a PySpark without limits: each batch ends where the log ends.
+
+    Spark does not tell `latestOffset` where the batch starts, so a batch is confirmed only by `commit`, which Spark
+    calls while it plans the next one. The last batch of a query stays unconfirmed until the query runs again.
+    """
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return where a new query starts."""
+        return self._log.initial()
+
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the end of the log."""
+        # The confirmed position is never after the checkpoint's, so nothing is confirmed or skipped here.
+        return self._log.latest(self._log.initial(), unlimited=True)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
         """Return one partition per task for the batch from *start* to before *end*."""

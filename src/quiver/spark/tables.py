@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError
@@ -22,6 +21,7 @@ from quiver.otap import VIEWS, decode_groups, slots_of_view, view_schema
 from quiver.otap.stored import StoredTables, stored_requests
 from quiver.primitives.scan import Damage
 from quiver.spark.bundles import open_bundles_at
+from quiver.spark.spark_features import from_arrow_schema
 from quiver.store.reading.offsets import STORE_UNKNOWN
 from quiver.store.reading.segments import store_root
 from quiver.store.segment.cast import cast_to_schema, coalesce

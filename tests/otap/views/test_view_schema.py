@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from quiver.otap import VIEWS, view_schema
+from quiver.spark.spark_features import from_arrow_schema, to_arrow_schema
 
 PLAIN = {"string", "binary", "bool", "int32", "int64", "double", "timestamp[us, tz=UTC]"}
 
@@ -35,7 +35,7 @@ def test_schemas_have_plain_nullable_types(name):
 @pytest.mark.parametrize("name", VIEWS)
 def test_spark_declares_exactly_this_schema(name):
     schema = view_schema(name)
-    assert to_arrow_schema(from_arrow_schema(schema), timezone="UTC").equals(schema)
+    assert to_arrow_schema(from_arrow_schema(schema)).equals(schema)
 
 
 @pytest.mark.parametrize("name", VIEWS)

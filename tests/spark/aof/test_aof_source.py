@@ -5,14 +5,12 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 import quiver
 from quiver.aof import AofConfig, AofManager, Retention, TierConfig
 from quiver.errors import CorruptionError, DataLossError, UnknownRecordError, UsageError
 from quiver.spark.aof.source import AofDataSource
+from quiver.spark.spark_features import InputPartition, ReadAllAvailable, ReadMaxBytes, to_arrow_schema
 
 FIELDS = ["record_id", "timestamp", "ext_id", "payload"]
 
@@ -46,7 +44,7 @@ def log(tmp_path):
 
 def rows_of(reader, partitions, schema) -> list[dict]:
     reader = pickle.loads(pickle.dumps(reader))
-    declared = to_arrow_schema(schema, timezone="UTC")
+    declared = to_arrow_schema(schema)
     rows = []
     for partition in partitions:
         for batch in reader.read(pickle.loads(pickle.dumps(partition))):

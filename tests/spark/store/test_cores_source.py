@@ -8,13 +8,12 @@ import shutil
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 import quiver
 from quiver.bundle import BundleRef
 from quiver.errors import DataLossError, DirectoryInUseError, UsageError
 from quiver.settings import Settings
+from quiver.spark.spark_features import ReadAllAvailable, ReadMaxBytes, from_arrow_schema
 from quiver.spark.store.source import QuiverDataSource
 from quiver.store.reading.offsets import CoresOffset, StreamOffset
 

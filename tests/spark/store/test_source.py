@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from stores import INGESTED_NS, logs_request
 
 import quiver.spark
@@ -15,6 +12,7 @@ from quiver.bundle import OTLP_SCHEMA
 from quiver.errors import CorruptionError, DataLossError, UsageError
 from quiver.otap import view_schema
 from quiver.spark.log_source import BatchReader
+from quiver.spark.spark_features import InputPartition, ReadAllAvailable, from_arrow_schema, to_arrow_schema
 from quiver.spark.store.source import QuiverDataSource
 from quiver.store.segment.reader import SegmentReader
 
@@ -27,7 +25,7 @@ def read(made, schema=None):
     """Return all rows, with Spark's check of every batch, through a pickle as Spark sends it."""
     schema = schema if schema is not None else made.schema()
     reader = pickle.loads(pickle.dumps(made.reader(schema=schema)))
-    declared = to_arrow_schema(schema, timezone="UTC")
+    declared = to_arrow_schema(schema)
     rows = []
     for partition in reader.partitions():
         for batch in reader.read(pickle.loads(pickle.dumps(partition))):
@@ -52,7 +50,7 @@ def test_views_decode_requests(store, view, column):
     store.otlp(7, rows=3)
     store.rows(1)
     made = source(store, view=view)
-    assert to_arrow_schema(made.schema(), timezone="UTC").equals(view_schema(view))
+    assert to_arrow_schema(made.schema()).equals(view_schema(view))
     offset = ["logs", "spans", "metrics"].index(view)
     expected = [i for bundle in range(offset, 7, 3) for i in range(bundle * 3, bundle * 3 + 3)]
     assert [row[column] for row in read(made)] == expected

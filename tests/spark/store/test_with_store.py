@@ -6,11 +6,10 @@ import sys
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import quiver
 from quiver.settings import Settings
+from quiver.spark.spark_features import ReadAllAvailable, from_arrow_schema
 from quiver.spark.store.source import QuiverDataSource
 
 SCHEMA = from_arrow_schema(pa.schema([("id", pa.int64())]))

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from quiver.clock import SystemClock
 from quiver.errors import DataLossError, DirectoryInUseError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.spark.spark_features import ReadAllAvailable, from_arrow_schema
 from quiver.spark.topics.options import parse_topic_options
 from quiver.spark.topics.rows import TOPIC_SCHEMA
 from quiver.spark.topics.source import TopicDataSource

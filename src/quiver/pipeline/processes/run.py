@@ -389,12 +389,16 @@ def _require_spark() -> None:
 
     Raises:
         QuiverError: Java is missing.
+        UsageError: the installed PySpark is too old.
         ModuleNotFoundError: the extra `spark` is not installed.
     """
     from quiver.spark.java import find_java_home  # noqa: PLC0415 - an extra
 
     if importlib.util.find_spec("pyspark") is None:
         raise ModuleNotFoundError(missing_extra(ModuleNotFoundError("pyspark", name="pyspark")))
+    from quiver.spark.spark_features import EXPORTERS, require  # noqa: PLC0415 - imports PySpark
+
+    require(EXPORTERS)
     find_java_home()
 
 

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from quiver.bundle import OTAP, BundleRef
 from quiver.errors import UsageError
@@ -46,6 +45,7 @@ from quiver.spark.exporters.table_exporter import BatchOf, TableExporter, Tables
 from quiver.spark.otlp_rows import is_view, json_of_rows
 from quiver.spark.questdb.export import QuestdbExporter
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
+from quiver.spark.spark_features import to_arrow_schema
 from quiver.spark.store.sink_options import SinkOptions
 from quiver.spark.store.sink_stage import (
     Staged,
@@ -188,7 +188,7 @@ class QuiverExporter:
 
     def _options(self, name: str, frame: DataFrame) -> SinkOptions:
         base = SinkOptions(path=self._root)
-        if is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
+        if is_view(to_arrow_schema(frame.schema), name):
             return replace(base, view=name)
         if self._slot is None:
             raise UsageError(
@@ -298,7 +298,7 @@ class FileExporter:
             compression=self._settings.compression,
             file_mode=self._settings.file_mode,
         )
-        if task.format == "otlp" and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
+        if task.format == "otlp" and not is_view(to_arrow_schema(frame.schema), name):
             raise UsageError(f"table {name} has other columns than the view {name}: it cannot become OTLP; use jsonl")
         wanted = _lines(frame) if task.format == "jsonl" else frame
         rows = wanted.mapInArrow(task, "part string, rows bigint, bytes bigint").toArrow().to_pylist()

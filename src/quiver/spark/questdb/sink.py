@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
+
+from quiver.errors import UsageError
+from quiver.spark.questdb.options import QuestdbOptions, parse_questdb_options
+from quiver.spark.spark_features import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-
-from quiver.errors import UsageError
-from quiver.spark.questdb.options import QuestdbOptions, parse_questdb_options
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK
@@ -19,6 +18,7 @@ from quiver.otap import VIEW_SLOTS
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.exported import ExportedAmount
 from quiver.spark.otlp_rows import is_view
+from quiver.spark.spark_features import to_arrow_schema
 from quiver.spark.store.sink_options import SinkOptions
 from quiver.spark.store.sink_stage import bundles_of, task_place
 from quiver.spark.topics.export_settings import CONTENT_ATTRIBUTE, TABLE_ATTRIBUTE, TopicSinkSettings
@@ -78,7 +78,7 @@ class TopicExporter:
         exported = ExportedAmount()
         for name, frame in tables.items():
             json = self._settings.format == "json"
-            if not json and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
+            if not json and not is_view(to_arrow_schema(frame.schema), name):
                 raise UsageError(
                     f"table {name} has other columns than the view {name}: it cannot become OTLP; use json"
                 )
