@@ -100,7 +100,9 @@ EXPORTERS = Feature("exporters and pipelines on Spark need", "4.2", STREAM_LIMIT
 """They rely on limited batches and on the acknowledgement of the last one."""
 
 FEATURES = {
-    "batch and stream, read and write": SOURCES,
+    "batch read": SOURCES,
+    "stream read": SOURCES,
+    "sinks": SOURCES,
     "`time` columns": TIME_COLUMNS,
     "limits per trigger": STREAM_LIMITS,
     "exporters, `quiver run`": EXPORTERS,
@@ -133,7 +135,7 @@ if STREAM_LIMITS.is_available:
 else:
 
     class ReadLimit:  # type: ignore[no-redef]
-        """Stands in for the class of PySpark, which has no limits."""
+        """A placeholder: this PySpark has no limits."""
 
     ReadAllAvailable = ReadMaxBytes = SupportsTriggerAvailableNow = ReadLimit
 
