@@ -82,6 +82,12 @@ def test_goals_shows_the_store_next_to_its_lower_bound(tmp_path, goals):
         assert any(re.search(r"\| 1\.00 \| 1\.00 to 1\.00 \|", line) for line in lines)
 
 
+def test_rotation_latency_shows_both_ways(tmp_path):
+    """Each has a time of the calls that rotate the log."""
+    ways = column(run("figures/rotation_latency.py", tmp_path / "page.md"), 1)
+    assert ways == ["in the call", "prepared"]
+
+
 def test_seal_latency_shows_every_percentile(tmp_path):
     """Of calls during a seal beside the others."""
     assert column(run("figures/seal_latency.py", tmp_path / "page.md"), 2) == ["50", "90", "99", "99.9"]

@@ -263,6 +263,24 @@ def test_rust_reads_the_rotated_log_of_the_store(tmp_path):
     assert read_by_rust(left) == of(given)
 
 
+def test_rust_ignores_the_prepared_log_file(tmp_path):
+    """A store dies after it has prepared the next file: it has a header, and a name that the Rust engine ignores."""
+    settings = quiver.Settings(format_profile="otap", segment_open_s_max=3600, wal_rotate_bytes=64 << 10)
+    store = quiver.open(tmp_path / "store", settings, background=False)
+    given = []
+    for bundle in bundles(300):
+        store.ingest(bundle)
+        given.append(bundle)
+        store.maintain()
+        if (tmp_path / "store" / "wal" / "quiver.wal.next").exists() and store.stats()["wal_files"] == 2:
+            break
+    left = crash(store, tmp_path / "store")
+
+    assert (left / "wal" / "quiver.wal.next").stat().st_size > 0
+    assert read_by_rust(left) == of(given)
+    assert read_by_store(left) == of(given)
+
+
 def test_rust_counts_retired_files_from_zero(tmp_path):
     """
     With the first log file removed and others retired, the Rust engine adds up the sizes of the others instead of

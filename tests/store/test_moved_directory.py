@@ -63,6 +63,22 @@ def test_another_store_at_the_old_path_is_not_changed(
     assert caplog.text.count("quiver.engine.moved") == 1
 
 
+def test_a_name_in_a_moved_directory_is_not_confirmed(tmp_path: Path) -> None:
+    """The first sync after a rotation makes the name of the new file durable; at the old path it would sync another."""
+    first = quiver.open(tmp_path / "buffer", SETTINGS, background=False)
+    number = 0
+    while first.stats()["wal_files"] == 1:
+        first.ingest(numbered(number, size=500))
+        number += 1
+    (tmp_path / "buffer").rename(tmp_path / "moved")
+    (tmp_path / "buffer" / "wal").mkdir(parents=True)
+    for _ in range(2):
+        with pytest.raises(StoreFailedError, match="moved or removed"):
+            first.sync()
+    first.close()
+    assert numbers(tmp_path / "moved") == list(range(number))
+
+
 @pytest.mark.parametrize("has_failed", [False, True])
 @pytest.mark.parametrize("call", ["register", "again", "take", "unregister", "drop_orphan", "rewind", "release"])
 def test_subscribers_of_another_store_are_not_changed(tmp_path: Path, call: str, has_failed: bool) -> None:

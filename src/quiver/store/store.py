@@ -133,7 +133,7 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
         if background:
             self._background = Background(
                 name=root,
-                flush=self.sync if self._logging else None,
+                flush=self._flush_log if self._logging else None,
                 fill=self._fill_ahead,
                 maintain=self.maintain,
                 on_death=self.internals.poison,
@@ -407,6 +407,10 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
     def _on_reserve(self, is_lacking: bool) -> None:  # noqa: FBT001 - a callback
         self._needs_care = is_lacking or self._is_limited or self._closed
 
+    def _flush_log(self) -> None:
+        self.sync()
+        self._wal.prepare_next()
+
     def _sync_log(self) -> None:
         self.sync()
         self._fill_ahead()
@@ -415,6 +419,7 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
         # A byte of zeros becomes a byte of log and one of a segment.
         spare = self._admission.spare_bytes()
         self._wal.fill_ahead(ZERO_AHEAD_BYTES if spare is None else max(0, spare // 2))
+        self._wal.prepare_next()
 
     def _sealing_wanted(self) -> None:
         if self._background is None:

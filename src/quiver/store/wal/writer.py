@@ -1,10 +1,10 @@
 """
 Append to the log: one gathered write per entry, shared syncs, zeros ahead, rotation, caps, purge.
 
-There are three locks. The store's own lock orders appends and rotations (one writer). `_sync` decides who syncs: the
+There are four locks. The store's own lock orders appends and rotations (one writer). `_sync` decides who syncs: the
 first caller that needs a sync runs it, and callers that arrive meanwhile wait for it or for the next one. `_growth` is
 held by any code that changes the length of the active file: an append past its end, the thread that writes zeros ahead,
-rotation.
+rotation. `_next.lock` guards the file that is prepared for the next rotation.
 
 A failed sync poisons the writer: the state of the disk is unknown until the directory is recovered.
 """
@@ -24,10 +24,11 @@ from quiver.primitives.disk.file_system import Buffer, File, FileSystem
 from quiver.primitives.disk.prealloc import zero_fill
 from quiver.primitives.worker import WorkerDiedError
 from quiver.store.format.cursor import encode_cursor
-from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, WAL_NEXT, wal_rotated_name
+from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX
-from quiver.store.format.wal_file import encode_wal_header
+from quiver.store.format.wal_file import WAL_HEADER_BYTES, encode_wal_header
 from quiver.store.wal.moved import DirectoryMovedError
+from quiver.store.wal.next_file import NextFile
 from quiver.store.wal.reread import LogSpan
 
 __all__ = ["RotatedFile", "WalLimits", "WalWriter"]
@@ -104,6 +105,8 @@ class WalWriter:
         self._syncing = False
         self._failure: Exception | None = None
         self._growth = threading.RLock()
+        self._next = NextFile(fs, directory, config_hash)
+        self._is_name_durable = True
         self._easy_end = 0
         self._granted_end: int | None = None
         self.zeros_wanted = False
@@ -128,8 +131,8 @@ class WalWriter:
 
     def start(self, position: int) -> None:
         """Begin a new active file whose first data byte has stream position *position*. Durable on return."""
-        file = self._make_next(position)
-        self._fs.rename(self._path(WAL_NEXT), self._path(WAL_ACTIVE))
+        file = self._next.take(position)
+        self._fs.rename(self._next.path, self._path(WAL_ACTIVE))
         self._fs.sync_dir(self._directory)
         self._use(file, position)
         self.written = self.synced = position
@@ -149,9 +152,9 @@ class WalWriter:
         self._find_easy_end()
 
     def _find_easy_end(self) -> None:
-        self._easy_end = min(
-            self._header_bytes + self._limits.rotate_bytes, self._limits.bytes_max - self._rotated_bytes
-        )
+        # The next file counts even if it is not prepared yet.
+        space = self._limits.bytes_max - self._rotated_bytes - WAL_HEADER_BYTES
+        self._easy_end = min(self._header_bytes + self._limits.rotate_bytes, space)
         if self._granted_end is not None:
             self._easy_end = min(self._easy_end, self._granted_end - self._shift)
 
@@ -162,12 +165,14 @@ class WalWriter:
     def room_for(self, nbytes: int) -> str | None:
         """Return None if an entry of *nbytes* fits under the caps, else the cap that is full."""
         if self._offset - self._header_bytes >= self._limits.rotate_bytes:
-            total = self.disk_bytes + self._header_bytes + nbytes
+            total = self._rotated_bytes + self._file_bytes + WAL_HEADER_BYTES + nbytes
             if len(self._rotated) + 2 > self._limits.files_max:
                 return f"wal.max_rotated_files ({self._limits.files_max})"
         else:
             # The zeros ahead are counted already: the entry replaces them.
-            total = self._rotated_bytes + max(self._file_bytes, self._offset + nbytes)
+            total = self._rotated_bytes + self._file_bytes + self.growth(nbytes)
+            if self._next.is_prepared or self._is_half_full:  # any thread may prepare it now
+                total += WAL_HEADER_BYTES
         if total > self._limits.bytes_max:
             return f"wal.max_size ({self._limits.bytes_max} bytes)"
         return None
@@ -287,9 +292,13 @@ class WalWriter:
         failure: OSError | None = None
         try:
             if file is not None:
+                self._sync_name()
                 self._sync_data(file)
         except OSError as error:
             failure = error
+        except StoreFailedError:  # the directory was moved, and the log is poisoned
+            self._follow()
+            raise
         with self._sync:
             self._syncing = False
             self.syncs += 1
@@ -300,6 +309,12 @@ class WalWriter:
             self._sync.notify_all()
         if failure is not None:
             raise StoreFailedError(f"{self._directory}: sync failed: {failure}; reopen to recover") from failure
+
+    def _sync_name(self) -> None:
+        if not self._is_name_durable:
+            self.before_rotation()  # if the directory was moved, another one may have its path
+            self._fs.sync_dir(self._directory)
+            self._is_name_durable = True
 
     def poison(self, error: OSError | WorkerDiedError) -> None:
         """Refuse everything from now on: the disk's state is unknown, or a thread that callers wait for has died."""
@@ -335,8 +350,8 @@ class WalWriter:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of all WAL files on disk, zeros ahead included."""
-        return self._rotated_bytes + self._file_bytes
+        """Bytes of all WAL files on disk, including zeros ahead and the prepared next file."""
+        return self._rotated_bytes + self._file_bytes + self._next.nbytes
 
     def stats(self) -> dict[str, int]:
         """Return the current figures, as `Store.stats` names them."""
@@ -359,10 +374,45 @@ class WalWriter:
         self.before_rotation()
         self._lead()
         try:
-            with self._growth:
+            with self._growth, self._next.lock:
                 self._rotate_as_leader()
         finally:
             self._follow()
+
+    def prepare_next(self) -> None:
+        """
+        Create the next file in advance if the active one is at least half full.
+
+        Any thread may call it at any time. A full disk, or the lack of a descriptor, is not a failure: the rotation
+        tries again.
+
+        Raises:
+            StoreFailedError: the disk failed in another way, or the directory was moved.
+        """
+        if self._next.is_prepared or not self._is_half_full:
+            return
+        with self._next.lock:
+            if self._file is None or self._next.is_prepared or not (self._is_half_full and self._has_space_for_next):
+                return
+            self.require_healthy()
+            self.before_rotation()
+            try:
+                self._next.prepare(self.written)
+            except OSError as error:
+                if not passes(error):
+                    self.poison(error)
+                    raise StoreFailedError(f"{self._directory}: preparing a rotation failed: {error}") from error
+
+    @property
+    def _is_half_full(self) -> bool:
+        return 2 * (self._offset - self._header_bytes) >= self._limits.rotate_bytes
+
+    @property
+    def _has_space_for_next(self) -> bool:
+        return (
+            len(self._rotated) + 2 <= self._limits.files_max
+            and self.disk_bytes + WAL_HEADER_BYTES <= self._limits.bytes_max
+        )
 
     def retire_covered(self) -> None:
         """
@@ -395,7 +445,7 @@ class WalWriter:
             raise StoreFailedError(f"{self._directory}: the log is closed")
         position = self.written
         try:
-            fresh = self._make_next(position)
+            fresh = self._next.take(position)
         except OSError as error:
             if passes(error):
                 raise CapacityError(what_is_short(error, self._directory)) from error
@@ -411,8 +461,9 @@ class WalWriter:
             self._fs.rename(self._path(WAL_ACTIVE), retired)
             # 3. That name must be durable before `quiver.wal` refers to another file, or the old one could be lost.
             self._fs.sync_dir(self._directory)
-            self._fs.rename(self._path(WAL_NEXT), self._path(WAL_ACTIVE))
-            self._fs.sync_dir(self._directory)
+            self._fs.rename(self._next.path, self._path(WAL_ACTIVE))
+            # 4. The next sync makes this name durable, before the entries under it.
+            self._is_name_durable = False
         except OSError as error:
             self._failure = error
             raise StoreFailedError(f"{self._directory}: rotation failed: {error}; reopen to recover") from error
@@ -427,16 +478,6 @@ class WalWriter:
         if self._file_bytes > self._offset:
             file.truncate(self._offset)
             self._file_bytes = self._offset
-
-    def _make_next(self, position: int) -> File:
-        file = self._fs.create_or_truncate(self._path(WAL_NEXT))
-        try:
-            file.pwrite(encode_wal_header(self._config_hash, position), 0)
-            file.sync()
-        except OSError:
-            file.close()
-            raise
-        return file
 
     def _use(self, file: File, position: int) -> None:
         header_bytes = len(encode_wal_header(self._config_hash, position))
@@ -502,6 +543,7 @@ class WalWriter:
                 with self._growth:
                     self._cut_zeros(file)
                     self._file = None  # so that it is never filled again
+                self._sync_name()
                 file.sync()
                 self.synced = self.written
         except OSError as error:
@@ -510,6 +552,7 @@ class WalWriter:
         finally:
             self._file = None
             file.close()
+            self._next.discard(removes=self._failure is None)
             self._follow()
 
     def abandon(self) -> None:
@@ -517,6 +560,7 @@ class WalWriter:
         file, self._file = self._file, None
         if file is not None:
             file.close()
+        self._next.discard(removes=False)
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"
