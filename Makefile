@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KERNEL := src/quiver/_kernel.abi3.so
-KERNEL_TESTS := tests/kernel tests/aof/format tests/store/format
+KERNEL_TESTS := tests/kernel tests/aof/format tests/store/format tests/otap/tables/test_any_values.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes of the tests import the same modules: without compiled ones, each compiles all of them.
 unexport PYTHONDONTWRITEBYTECODE

@@ -16,9 +16,12 @@ import pyarrow as pa
 
 from quiver.aof.format import record
 from quiver.aof.format.record import RecordScan, encode_record
+from quiver.otap.any_values import KINDS, AnyValues, key_values_in_kernel, key_values_in_python
+from quiver.otap.wire_schema import narrow_handler
 from quiver.primitives.kernel import KERNEL, describe_kernel
 from quiver.store.encode import EncodedBundle, SlotEncoder
 from quiver.store.entries import ENTRY_OVERHEAD, write_entry_in_python
+from telemetry import log_request
 
 
 def compared(label: str, unit: str, count: int, twins: Mapping[str, Callable[[], object]], rounds: int) -> None:
@@ -79,6 +82,33 @@ def entries(rounds: int) -> None:
         compared(f"log entry, {rows} rows", "entry", 20_000, twins, rounds)
 
 
+def attributes(rounds: int) -> None:
+    """Keys and values of attributes, as columns of each type."""
+    requests = [log_request(seed) for seed in range(16)]
+    batch = narrow_handler("logs").list_to_record_batch(requests)
+    records = batch.column(0).values.field("scope_logs").values.field("log_records").values
+    lists = records.field("attributes")
+    few = pa.array(lists.slice(0, 10).flatten().to_pylist(), pa.binary())
+    for label, messages in (("10 records", few), ("16,000 records", lists.values)):
+        repeats = max(1, 200_000 // len(messages))
+
+        def decode(
+            split: Callable[[pa.Array], tuple[pa.Array, AnyValues]],
+            messages: pa.Array = messages,
+            repeats: int = repeats,
+        ) -> None:
+            for _ in range(repeats):
+                _, values = split(messages)
+                for arm in KINDS:
+                    values.field(arm)
+
+        twins = {
+            "Python": lambda decode=decode: decode(key_values_in_python),
+            "compiled": lambda decode=decode: decode(key_values_in_kernel),
+        }
+        compared(f"attributes of {label}", "record", len(messages) * repeats // 10, twins, rounds)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the compiled kernel with its twins.")
     parser.add_argument("--rounds", type=int, default=7)
@@ -88,6 +118,7 @@ def main() -> int:
         return 1
     record_scans(options.rounds)
     entries(options.rounds)
+    attributes(options.rounds)
     return 0
 
 

@@ -64,8 +64,11 @@ static inline uint64_t load_u64(const uint8_t *at) {
 PyObject *kernel_crc32(PyObject *module, PyObject *args);
 PyObject *kernel_crc32c(PyObject *module, PyObject *args);
 PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args);
+PyObject *kernel_gather_bytes(PyObject *module, PyObject *args);
+PyObject *kernel_gather_numbers(PyObject *module, PyObject *args);
 PyObject *kernel_pwritev(PyObject *module, PyObject *args);
 PyObject *kernel_scan_records(PyObject *module, PyObject *args);
+PyObject *kernel_split_key_values(PyObject *module, PyObject *args);
 PyObject *kernel_write_entry(PyObject *module, PyObject *args);
 
 #endif

@@ -13,6 +13,12 @@ static PyMethodDef METHODS[] = {
      "pwritev(fd, parts, offset, /): os.pwritev, but small writes keep the GIL."},
     {"write_entry", kernel_write_entry, METH_VARARGS,
      "write_entry(region, ingested_at_ns, sequence, bitmap, slots, /): lay out an entry of the log in region."},
+    {"split_key_values", kernel_split_key_values, METH_VARARGS,
+     "split_key_values(data, places, tags, kind_of_tag, /): keys, and where values are, of serialized pairs."},
+    {"gather_bytes", kernel_gather_bytes, METH_VARARGS,
+     "gather_bytes(data, starts, ends, kinds, kind, keeps_rows, /): the bytes of all values of a kind."},
+    {"gather_numbers", kernel_gather_numbers, METH_VARARGS,
+     "gather_numbers(data, starts, ends, kinds, kind, form, /): the numbers of all values of a kind."},
     {NULL, NULL, 0, NULL},
 };
 

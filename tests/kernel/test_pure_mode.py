@@ -6,11 +6,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("tests/aof/format", "tests/aof/recovery/test_aof_recovery.py")
+MODULES = (
+    "tests/aof/format",
+    "tests/aof/recovery/test_aof_recovery.py",
+    "tests/otap/tables/test_any_values.py",
+    "tests/otap/views/test_columnar.py",
+)
 
 
 def test_modules_with_twins_pass_in_pure_python(kernel):
-    """The tests of formats and recovery pass with QUIVER_PURE=1."""
+    """The tests of formats, recovery and views pass with QUIVER_PURE=1."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *MODULES]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
     done = subprocess.run(

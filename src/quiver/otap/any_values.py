@@ -4,6 +4,9 @@ Encoded attributes and AnyValues → keys and values by type (the arms of the on
 The request decoder returns them as bytes, at a fifth of the cost of decoding them. They are decoded here in the form
 that every encoder writes: the key, then the value, with one arm and nothing after it. Other forms (a value before its
 key, an arm in two parts, an unknown field) raise `FallbackNeededError`.
+
+With the compiled kernel, `KernelValues` replaces `AnyValues`, which is the reference: both decode the same messages and
+refuse the same messages.
 """
 
 from __future__ import annotations
@@ -15,8 +18,19 @@ import pyarrow as pa
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from quiver.otap.arrays import FallbackNeededError, checked_text, counts_of, placed
+from quiver.primitives.kernel import KERNEL
 
-__all__ = ["KINDS", "AnyValues", "Wire", "any_values", "key_values", "optional_values"]
+__all__ = [
+    "KINDS",
+    "AnyValues",
+    "KernelValues",
+    "Wire",
+    "any_values",
+    "key_values",
+    "key_values_in_kernel",
+    "key_values_in_python",
+    "optional_values",
+]
 
 KINDS = {
     "string_value": 1, "int_value": 2, "double_value": 3, "bool_value": 4, "kvlist_value": 5,
@@ -29,6 +43,8 @@ _TYPES = {
     "kvlist_value": pa.binary(), "array_value": pa.binary(), "bytes_value": pa.binary(),
 }  # fmt: skip
 _WIRE_TYPES = {"int_value": 0, "bool_value": 0, "double_value": 1}
+_FORMS = {"int_value": 0, "double_value": 1, "bool_value": 2}
+"""How the kernel reads an arm: a varint, eight bytes, or one byte."""
 _LENGTH_DELIMITED = 2
 _UNUSUAL = 255
 _PADDING = 16
@@ -46,22 +62,28 @@ def _tag(message: Any, name: str) -> int:
 
 
 _KEY_TAG, _VALUE_TAG = _tag(KeyValue, "key"), _tag(KeyValue, "value")
+_TAGS = bytes((_KEY_TAG, _VALUE_TAG))
 _KIND_OF_TAG = np.full(256, _UNUSUAL, np.uint8)
 for _arm, _kind in KINDS.items():
     _KIND_OF_TAG[_tag(AnyValue, _arm)] = _kind
+
+
+def _places(messages: pa.Array) -> tuple[pa.Buffer, np.ndarray]:
+    """Return the bytes of a column, and the offsets of its messages with the end of the last one."""
+    _, offsets, data = messages.buffers()
+    places = np.zeros(1, np.int32)
+    if len(messages):
+        places = np.frombuffer(offsets, np.int32)[messages.offset : messages.offset + len(messages) + 1]
+    return pa.py_buffer(b"") if data is None else data, places
 
 
 class Wire:
     """The bytes of all messages of a column, padded with zeros so that reading ahead stays in bounds."""
 
     def __init__(self, messages: pa.Array) -> None:
-        offsets, data = messages.buffers()[1:]
-        self.data = data if data is not None else pa.py_buffer(b"")
+        self.data, places = _places(messages)
         self.raw = np.zeros(self.data.size + _PADDING, np.uint8)
         self.raw[: self.data.size] = np.frombuffer(self.data, np.uint8)
-        places = np.zeros(1, np.int32)
-        if len(messages):
-            places = np.frombuffer(offsets, np.int32)[messages.offset : messages.offset + len(messages) + 1]
         self.starts, self.ends = places[:-1].astype(np.int64), places[1:].astype(np.int64)
 
     def lengths(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -202,7 +224,51 @@ class AnyValues:
         return np.ndarray((len(raw) - _DOUBLE_BYTES + 1,), "<f8", raw, strides=(1,))[starts]
 
 
-def key_values(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
+class KernelValues(AnyValues):
+    """The same column of values, decoded by the compiled kernel."""
+
+    def __init__(self, data: Any, starts: Any, ends: Any, kinds: np.ndarray) -> None:
+        self._data, self._places, self.kinds = data, (starts, ends), kinds
+        self._counts = np.bincount(kinds, minlength=_UNUSUAL + 1)
+        if self._counts[_UNUSUAL]:
+            raise FallbackNeededError
+
+    def field(self, name: str) -> pa.Array:
+        """
+        Return the arm of this name.
+
+        Raises:
+            FallbackNeededError: a value has an unusual encoding, or a string is not UTF-8.
+        """
+        if not self.has(name):
+            return pa.nulls(len(self), _TYPES[name])
+        if name not in _WIRE_TYPES:
+            return self._gathered(name, keeps_rows=True)
+        found = KERNEL.gather_numbers(self._data, *self._places, self.kinds, KINDS[name], _FORMS[name])
+        if found is None:
+            raise FallbackNeededError
+        valid, content = found
+        buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(content)]
+        return pa.Array.from_buffers(_TYPES[name], len(self), buffers)
+
+    def _bytes(self, name: str, rows: np.ndarray) -> pa.Array:  # noqa: ARG002 - the kernel finds the rows
+        return self._gathered(name, keeps_rows=False)
+
+    def _gathered(self, name: str, *, keeps_rows: bool) -> pa.Array:
+        found = KERNEL.gather_bytes(self._data, *self._places, self.kinds, KINDS[name], keeps_rows)
+        if found is None:
+            raise FallbackNeededError
+        valid, offsets, content = found
+        rows = len(self) if keeps_rows else int(self._counts[KINDS[name]])
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+        if name == "string_value":
+            checked_text(pa.Array.from_buffers(pa.binary(), rows, buffers))
+        if keeps_rows and valid is not None:
+            buffers[0] = pa.py_buffer(valid)
+        return pa.Array.from_buffers(_TYPES[name], rows, buffers)
+
+
+def key_values_in_python(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
     """
     Return the keys and values of serialized `KeyValue` messages.
 
@@ -212,8 +278,10 @@ def key_values(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
     wire = Wire(messages)
     starts, ends = wire.starts, wire.ends
     keyed = (wire.raw.take(starts) == _KEY_TAG) & (ends > starts)
-    lengths, key_starts = wire.lengths(starts + 1)
-    if not keyed.all():
+    nothing = wire.data.size  # the offset of the padding, where lengths are 0
+    all_keyed = bool(keyed.all())
+    lengths, key_starts = wire.lengths(starts + 1 if all_keyed else np.where(keyed, starts + 1, nothing))
+    if not all_keyed:
         lengths, key_starts = np.where(keyed, lengths, 0), np.where(keyed, key_starts, starts)
     key_ends = key_starts + lengths
     if (key_ends > ends).any():
@@ -221,12 +289,53 @@ def key_values(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
     bare = key_ends == ends
     if not (bare | (wire.raw.take(key_ends) == _VALUE_TAG)).all():
         raise FallbackNeededError
-    lengths, value_starts = wire.lengths(key_ends + 1)
-    if bare.any():
+    any_bare = bool(bare.any())
+    lengths, value_starts = wire.lengths(np.where(bare, nothing, key_ends + 1) if any_bare else key_ends + 1)
+    if any_bare:
         lengths, value_starts = np.where(bare, 0, lengths), np.where(bare, ends, value_starts)
     if (value_starts + lengths != ends).any():
         raise FallbackNeededError
     return wire.text(key_starts, key_ends), AnyValues(wire, value_starts, ends)
+
+
+def key_values_in_kernel(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
+    """
+    Return the same keys and values, decoded by the compiled kernel.
+
+    Raises:
+        FallbackNeededError: a message has an unusual encoding, or a key is not UTF-8.
+    """
+    data, places = _places(messages)
+    found = KERNEL.split_key_values(data, places, _TAGS, _KIND_OF_TAG)
+    if found is None:
+        raise FallbackNeededError
+    offsets, content, kinds, starts = found
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    keys = checked_text(pa.Array.from_buffers(pa.binary(), len(messages), buffers))
+    return keys, KernelValues(data, starts, places[1:], np.frombuffer(kinds, np.uint8))
+
+
+key_values = key_values_in_python if KERNEL is None else key_values_in_kernel
+
+
+def values_in_python(messages: pa.Array, first: Any, last: Any) -> AnyValues:
+    """Return the values between these elements of the offsets of a column of serialized `AnyValue` messages."""
+    wire = Wire(messages)
+    places = np.append(wire.starts, wire.ends[-1:] if len(wire.ends) else 0)
+    return AnyValues(wire, places[first], places[last])
+
+
+def values_in_kernel(messages: pa.Array, first: Any, last: Any) -> AnyValues:
+    """Return the same values, decoded by the compiled kernel."""
+    data, places = _places(messages)
+    starts, ends = places[first], places[last]
+    filled = ends > starts
+    kinds = np.zeros(len(starts), np.uint8)
+    kinds[filled] = _KIND_OF_TAG.take(np.frombuffer(data, np.uint8).take(starts[filled]))
+    return KernelValues(data, starts, ends, kinds)
+
+
+_values = values_in_python if KERNEL is None else values_in_kernel
 
 
 def any_values(messages: pa.Array) -> AnyValues:
@@ -236,8 +345,7 @@ def any_values(messages: pa.Array) -> AnyValues:
     Raises:
         FallbackNeededError: a value has an unusual encoding.
     """
-    wire = Wire(messages)
-    return AnyValues(wire, wire.starts, wire.ends)
+    return _values(messages, slice(None, -1), slice(1, None))
 
 
 def optional_values(parts: pa.Array) -> AnyValues:
@@ -250,7 +358,5 @@ def optional_values(parts: pa.Array) -> AnyValues:
     counts = counts_of(parts)
     if int(counts.max(initial=0)) > 1:
         raise FallbackNeededError
-    wire = Wire(parts.values)
-    places = np.append(wire.starts, wire.ends[-1:] if len(wire.ends) else 0)
     before = np.cumsum(counts) - counts
-    return AnyValues(wire, places[before], places[before + counts])
+    return _values(parts.values, before, before + counts)

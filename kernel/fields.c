@@ -1,0 +1,300 @@
+/*
+ * Columns of serialized protobuf messages with two fields, key and value, where the value is a message with one of
+ * several fields. The twins are in quiver/otap/any_values.py, which knows the messages: a *kind* is its number for a
+ * field, given as a table from the tag. An encoding that the twins do not decode has the result None.
+ */
+#include "kernel.h"
+
+#define CONTINUES 0x80
+#define LENGTH_BYTES_MAX 3
+#define VARINT_BYTES_MAX 10
+#define SHORT_BYTES 16
+
+enum { VARINT, FIXED_64, TRUTH }; /* how gather_numbers reads a number */
+
+/* Ranges of bytes, one for each row, and the kind of each. */
+typedef struct {
+    Py_buffer data, starts, ends, kinds;
+    size_t rows;
+    unsigned char kind;
+    int form, keeps_rows; /* gather_bytes: whether rows of other kinds become nulls */
+    size_t found;         /* rows of this kind */
+    size_t bytes;         /* written to `content` */
+    uint8_t *valid, *content;
+    int32_t *offsets;
+    const char *error; /* for arguments that do not fit each other */
+} Ranges;
+
+/* Read a length of at most three bytes before `end`; return where its content begins, or 0. */
+static inline size_t read_length(const uint8_t *data, size_t at, size_t end, size_t *length) {
+    *length = 0;
+    for (unsigned place = 0; place < LENGTH_BYTES_MAX && at < end; place++) {
+        uint8_t byte = data[at++];
+        *length |= (size_t)(byte & 0x7F) << 7 * place;
+        if (byte < CONTINUES)
+            return at;
+    }
+    return 0;
+}
+
+/* Copy `size` bytes. `from` has `readable` bytes, and `to` has space for `writable`. */
+static inline void copy(uint8_t *to, size_t writable, const uint8_t *from, size_t readable, size_t size) {
+    if (size <= SHORT_BYTES && readable >= SHORT_BYTES && writable >= SHORT_BYTES)
+        memcpy(to, from, SHORT_BYTES);
+    else if (size)
+        memcpy(to, from, size);
+}
+
+static inline size_t row_at(const Py_buffer *numbers, size_t row) {
+    int32_t number;
+    memcpy(&number, (const uint8_t *)numbers->buf + row * sizeof number, sizeof number);
+    return (size_t)(int64_t)number; /* a negative number is larger than any size */
+}
+
+/* Create bytes for a result that is written outside of the GIL. */
+static PyObject *new_bytes(size_t size, uint8_t **content) {
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (bytes != NULL)
+        *content = (uint8_t *)PyBytes_AsString(bytes);
+    return bytes;
+}
+
+/* Call `work`, without the GIL if that is worthwhile. */
+static int run(int (*work)(Ranges *, void *), Ranges *ranges, void *result) {
+    int done;
+    if ((size_t)ranges->data.len < GIL_BYTES_MIN)
+        return work(ranges, result);
+    Py_BEGIN_ALLOW_THREADS
+    done = work(ranges, result);
+    Py_END_ALLOW_THREADS
+    return done;
+}
+
+typedef struct {
+    const uint8_t *tags, *kind_of_tag;
+    uint8_t *kinds;
+    int32_t *value_starts;
+} Split;
+
+static int split(Ranges *ranges, void *result) {
+    const Split *into = result;
+    const uint8_t *data = ranges->data.buf;
+    size_t size = (size_t)ranges->data.len, start = row_at(&ranges->starts, 0), written = 0;
+    ranges->offsets[0] = 0;
+    for (size_t row = 0; row < ranges->rows; row++) {
+        size_t end = row_at(&ranges->starts, row + 1), key = start, value = end, length = 0;
+        if (start > end || end > size) {
+            ranges->error = "the places are outside of the data";
+            return 0;
+        }
+        if (start < end && data[start] == into->tags[0]) {
+            key = read_length(data, start + 1, end, &length);
+            if (!key || length > end - key)
+                return 0;
+        }
+        if (key + length < end) {
+            size_t value_length = 0;
+            if (data[key + length] != into->tags[1])
+                return 0;
+            value = read_length(data, key + length + 1, end, &value_length);
+            if (!value || value_length != end - value)
+                return 0;
+        }
+        /* The ranges ascend, so all keys together are at most `size` bytes. */
+        copy(ranges->content + written, size - written, data + key, size - key, length);
+        written += length;
+        ranges->offsets[row + 1] = (int32_t)written;
+        into->value_starts[row] = (int32_t)value;
+        into->kinds[row] = value < end ? into->kind_of_tag[data[value]] : 0;
+        start = end;
+    }
+    ranges->bytes = written;
+    return 1;
+}
+
+/* split_key_values(data, places, tags, kind_of_tag) -> None | (key offsets, keys, kinds, value starts) */
+PyObject *kernel_split_key_values(PyObject *module, PyObject *args) {
+    (void)module;
+    Ranges ranges = {0};
+    Py_buffer tags, table;
+    Split into = {0};
+    if (!PyArg_ParseTuple(args, "y*y*y*y*", &ranges.data, &ranges.starts, &tags, &table))
+        return NULL;
+    PyObject *result = NULL, *offsets = NULL, *keys = NULL, *kinds = NULL, *starts = NULL;
+    size_t places = (size_t)ranges.starts.len / sizeof(int32_t);
+    into.tags = tags.buf;
+    into.kind_of_tag = table.buf;
+    if (places == 0 || tags.len != 2 || table.len != 256 || ranges.data.len > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "the arguments have other sizes");
+        goto done;
+    }
+    ranges.rows = places - 1;
+    offsets = new_bytes(places * sizeof(int32_t), (uint8_t **)&ranges.offsets);
+    keys = new_bytes((size_t)ranges.data.len, &ranges.content);
+    kinds = new_bytes(ranges.rows, &into.kinds);
+    starts = new_bytes(ranges.rows * sizeof(int32_t), (uint8_t **)&into.value_starts);
+    if (offsets == NULL || keys == NULL || kinds == NULL || starts == NULL)
+        goto done;
+    if (run(split, &ranges, &into)) {
+        if (_PyBytes_Resize(&keys, (Py_ssize_t)ranges.bytes) == 0)
+            result = Py_BuildValue("OOOO", offsets, keys, kinds, starts);
+    } else if (ranges.error != NULL) {
+        PyErr_SetString(PyExc_ValueError, ranges.error);
+    } else {
+        result = Py_NewRef(Py_None);
+    }
+done:
+    Py_XDECREF(offsets);
+    Py_XDECREF(keys);
+    Py_XDECREF(kinds);
+    Py_XDECREF(starts);
+    PyBuffer_Release(&ranges.data);
+    PyBuffer_Release(&ranges.starts);
+    PyBuffer_Release(&tags);
+    PyBuffer_Release(&table);
+    return result;
+}
+
+/* Find the content of a row of this kind after its tag: 1, or 0 with an error. */
+static inline int content_of(Ranges *ranges, size_t row, size_t *start, size_t *end) {
+    *start = row_at(&ranges->starts, row);
+    *end = row_at(&ranges->ends, row);
+    if (*start < *end && *end <= (size_t)ranges->data.len) {
+        *start += 1;
+        return 1;
+    }
+    ranges->error = "a range is outside of the data";
+    return 0;
+}
+
+static int gather_bytes(Ranges *ranges, void *result) {
+    (void)result;
+    const uint8_t *data = ranges->data.buf, *kinds = ranges->kinds.buf;
+    size_t size = (size_t)ranges->data.len, start, end, length, last = 0;
+    ranges->offsets[0] = 0;
+    for (size_t row = 0; row < ranges->rows; row++) {
+        if (kinds[row] == ranges->kind) {
+            if (!content_of(ranges, row, &start, &end))
+                return 0;
+            start = read_length(data, start, end, &length);
+            if (!start || length != end - start)
+                return 0;
+            if (length > size - ranges->bytes) {
+                ranges->error = "ranges overlap";
+                return 0;
+            }
+            copy(ranges->content + ranges->bytes, size - ranges->bytes, data + start, size - start, length);
+            ranges->bytes += length;
+            ranges->valid[row >> 3] |= (uint8_t)(1 << (row & 7));
+            ranges->found++;
+        } else if (!ranges->keeps_rows) {
+            continue;
+        }
+        ranges->offsets[++last] = (int32_t)ranges->bytes;
+    }
+    return 1;
+}
+
+static int read_number(const uint8_t *data, size_t start, size_t end, int form, uint64_t *number) {
+    size_t width = end - start;
+    *number = 0;
+    if (form == FIXED_64) {
+        if (width == sizeof *number)
+            memcpy(number, data + start, sizeof *number);
+        return width == sizeof *number;
+    }
+    if (width < 1 || width > (form == TRUTH ? 1 : VARINT_BYTES_MAX) || data[end - 1] >= CONTINUES)
+        return 0;
+    for (unsigned place = 0; place < width; place++) {
+        if (place + 1 < width && data[start + place] < CONTINUES)
+            return 0;
+        *number |= (uint64_t)(data[start + place] & 0x7F) << 7 * place;
+    }
+    return 1;
+}
+
+static int gather_numbers(Ranges *ranges, void *result) {
+    (void)result;
+    const uint8_t *kinds = ranges->kinds.buf;
+    size_t start, end;
+    uint64_t number;
+    for (size_t row = 0; row < ranges->rows; row++) {
+        number = 0;
+        if (kinds[row] == ranges->kind) {
+            if (!content_of(ranges, row, &start, &end)
+                || !read_number(ranges->data.buf, start, end, ranges->form, &number))
+                return 0;
+            ranges->valid[row >> 3] |= (uint8_t)(1 << (row & 7));
+            ranges->found++;
+        }
+        if (ranges->form != TRUTH)
+            memcpy(ranges->content + row * sizeof number, &number, sizeof number);
+        else if (number)
+            ranges->content[row >> 3] |= (uint8_t)(1 << (row & 7));
+    }
+    return 1;
+}
+
+/* Parse the arguments of both functions, and check that the columns have the same number of rows. */
+static int parse_ranges(PyObject *args, Ranges *ranges, int *last) {
+    if (!PyArg_ParseTuple(args, "y*y*y*y*bi", &ranges->data, &ranges->starts, &ranges->ends, &ranges->kinds,
+                          &ranges->kind, last))
+        return 0;
+    ranges->rows = (size_t)ranges->kinds.len;
+    return 1;
+}
+
+static PyObject *gathered(Ranges *ranges, int (*work)(Ranges *, void *), size_t offsets_bytes, size_t content_bytes) {
+    PyObject *result = NULL, *valid = NULL, *offsets = NULL, *content = NULL;
+    if ((size_t)ranges->starts.len != ranges->rows * sizeof(int32_t) || ranges->ends.len != ranges->starts.len
+        || ranges->data.len > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "the arguments have other sizes");
+        goto done;
+    }
+    valid = new_bytes((ranges->rows + 7) / 8, &ranges->valid);
+    offsets = new_bytes(offsets_bytes, (uint8_t **)&ranges->offsets);
+    content = new_bytes(content_bytes, &ranges->content);
+    if (valid == NULL || offsets == NULL || content == NULL)
+        goto done;
+    memset(ranges->valid, 0, (ranges->rows + 7) / 8);
+    if (work == gather_numbers && ranges->form == TRUTH)
+        memset(ranges->content, 0, content_bytes);
+    if (run(work, ranges, NULL)) {
+        if (work == gather_numbers)
+            result = Py_BuildValue("OO", ranges->found < ranges->rows ? valid : Py_None, content);
+        else if (_PyBytes_Resize(&content, (Py_ssize_t)ranges->bytes) == 0)
+            result = Py_BuildValue("OOO", ranges->found < ranges->rows ? valid : Py_None, offsets, content);
+    } else if (ranges->error != NULL) {
+        PyErr_SetString(PyExc_ValueError, ranges->error);
+    } else {
+        result = Py_NewRef(Py_None);
+    }
+done:
+    Py_XDECREF(valid);
+    Py_XDECREF(offsets);
+    Py_XDECREF(content);
+    PyBuffer_Release(&ranges->data);
+    PyBuffer_Release(&ranges->starts);
+    PyBuffer_Release(&ranges->ends);
+    PyBuffer_Release(&ranges->kinds);
+    return result;
+}
+
+/* gather_bytes(data, starts, ends, kinds, kind, keeps_rows) -> None | (validity or None, offsets, content) */
+PyObject *kernel_gather_bytes(PyObject *module, PyObject *args) {
+    (void)module;
+    Ranges ranges = {0};
+    if (!parse_ranges(args, &ranges, &ranges.keeps_rows))
+        return NULL;
+    return gathered(&ranges, gather_bytes, (ranges.rows + 1) * sizeof(int32_t), (size_t)ranges.data.len);
+}
+
+/* gather_numbers(data, starts, ends, kinds, kind, form) -> None | (validity or None, values) */
+PyObject *kernel_gather_numbers(PyObject *module, PyObject *args) {
+    (void)module;
+    Ranges ranges = {0};
+    if (!parse_ranges(args, &ranges, &ranges.form))
+        return NULL;
+    size_t bytes = ranges.form == TRUTH ? (ranges.rows + 7) / 8 : ranges.rows * sizeof(uint64_t);
+    return gathered(&ranges, gather_numbers, 0, bytes);
+}
