@@ -19,7 +19,7 @@ typedef struct {
     unsigned char kind;
     int form, keeps_rows; /* gather_bytes: whether rows of other kinds become nulls */
     size_t found;         /* rows of this kind */
-    size_t bytes;         /* written to `content` */
+    size_t bytes;         /* of them, in `content` */
     uint8_t *valid, *content;
     int32_t *offsets;
     const char *error; /* for arguments that do not fit each other */
@@ -37,14 +37,6 @@ static inline size_t read_length(const uint8_t *data, size_t at, size_t end, siz
     return 0;
 }
 
-/* Copy `size` bytes. `from` has `readable` bytes, and `to` has space for `writable`. */
-static inline void copy(uint8_t *to, size_t writable, const uint8_t *from, size_t readable, size_t size) {
-    if (size <= SHORT_BYTES && readable >= SHORT_BYTES && writable >= SHORT_BYTES)
-        memcpy(to, from, SHORT_BYTES);
-    else if (size)
-        memcpy(to, from, size);
-}
-
 static inline size_t row_at(const Py_buffer *numbers, size_t row) {
     int32_t number;
     memcpy(&number, (const uint8_t *)numbers->buf + row * sizeof number, sizeof number);
@@ -57,6 +49,18 @@ static PyObject *new_bytes(size_t size, uint8_t **content) {
     if (bytes != NULL)
         *content = (uint8_t *)PyBytes_AsString(bytes);
     return bytes;
+}
+
+static int refuse(Ranges *ranges, const char *error) {
+    ranges->error = error;
+    return 0;
+}
+
+/* Return None for an encoding that the twins do not decode; raise if the arguments do not fit each other. */
+static PyObject *not_decoded(const Ranges *ranges) {
+    if (ranges->error != NULL)
+        PyErr_SetString(PyExc_ValueError, ranges->error);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 /* Call `work`, without the GIL if that is worthwhile. */
@@ -73,20 +77,19 @@ static int run(int (*work)(Ranges *, void *), Ranges *ranges, void *result) {
 typedef struct {
     const uint8_t *tags, *kind_of_tag;
     uint8_t *kinds;
-    int32_t *value_starts;
+    int32_t *key_starts, *value_starts;
 } Split;
 
+/* Find keys and values. The offsets of the keys are set, but no key is copied. */
 static int split(Ranges *ranges, void *result) {
     const Split *into = result;
     const uint8_t *data = ranges->data.buf;
-    size_t size = (size_t)ranges->data.len, start = row_at(&ranges->starts, 0), written = 0;
+    size_t size = (size_t)ranges->data.len, start = row_at(&ranges->starts, 0);
     ranges->offsets[0] = 0;
     for (size_t row = 0; row < ranges->rows; row++) {
         size_t end = row_at(&ranges->starts, row + 1), key = start, value = end, length = 0;
-        if (start > end || end > size) {
-            ranges->error = "the places are outside of the data";
-            return 0;
-        }
+        if (start > end || end > size)
+            return refuse(ranges, "the places are outside of the data");
         if (start < end && data[start] == into->tags[0]) {
             key = read_length(data, start + 1, end, &length);
             if (!key || length > end - key)
@@ -100,15 +103,36 @@ static int split(Ranges *ranges, void *result) {
             if (!value || value_length != end - value)
                 return 0;
         }
-        /* The ranges ascend, so all keys together are at most `size` bytes. */
-        copy(ranges->content + written, size - written, data + key, size - key, length);
-        written += length;
-        ranges->offsets[row + 1] = (int32_t)written;
+        ranges->bytes += length; /* the ranges ascend: all keys together are at most `size` bytes */
+        ranges->offsets[row + 1] = (int32_t)ranges->bytes;
+        into->key_starts[row] = (int32_t)key;
         into->value_starts[row] = (int32_t)value;
         into->kinds[row] = value < end ? into->kind_of_tag[data[value]] : 0;
         start = end;
     }
-    ranges->bytes = written;
+    return 1;
+}
+
+/* Copy one range to its place. Offsets are our own memory, but other threads could change the columns of ranges. */
+static inline int copy_range(Ranges *ranges, size_t number, size_t start) {
+    size_t size = (size_t)ranges->data.len, at = (size_t)ranges->offsets[number];
+    size_t length = (size_t)ranges->offsets[number + 1] - at;
+    const uint8_t *from = (const uint8_t *)ranges->data.buf + start;
+    uint8_t *to = ranges->content + at;
+    if (start > size || length > size - start)
+        return refuse(ranges, "a range changed");
+    if (length <= SHORT_BYTES && size - start >= SHORT_BYTES && ranges->bytes - at >= SHORT_BYTES)
+        memcpy(to, from, SHORT_BYTES); /* the next range overwrites what is too much */
+    else if (length)
+        memcpy(to, from, length);
+    return 1;
+}
+
+static int copy_keys(Ranges *ranges, void *result) {
+    const Split *into = result;
+    for (size_t row = 0; row < ranges->rows; row++)
+        if (!copy_range(ranges, row, (size_t)into->key_starts[row]))
+            return 0;
     return 1;
 }
 
@@ -130,20 +154,20 @@ PyObject *kernel_split_key_values(PyObject *module, PyObject *args) {
     }
     ranges.rows = places - 1;
     offsets = new_bytes(places * sizeof(int32_t), (uint8_t **)&ranges.offsets);
-    keys = new_bytes((size_t)ranges.data.len, &ranges.content);
     kinds = new_bytes(ranges.rows, &into.kinds);
     starts = new_bytes(ranges.rows * sizeof(int32_t), (uint8_t **)&into.value_starts);
-    if (offsets == NULL || keys == NULL || kinds == NULL || starts == NULL)
+    into.key_starts = PyMem_Malloc(places * sizeof(int32_t));
+    if (into.key_starts == NULL)
+        PyErr_NoMemory();
+    if (offsets == NULL || kinds == NULL || starts == NULL || into.key_starts == NULL)
         goto done;
-    if (run(split, &ranges, &into)) {
-        if (_PyBytes_Resize(&keys, (Py_ssize_t)ranges.bytes) == 0)
-            result = Py_BuildValue("OOOO", offsets, keys, kinds, starts);
-    } else if (ranges.error != NULL) {
-        PyErr_SetString(PyExc_ValueError, ranges.error);
-    } else {
-        result = Py_NewRef(Py_None);
-    }
+    if (run(split, &ranges, &into) && (keys = new_bytes(ranges.bytes, &ranges.content)) != NULL
+        && run(copy_keys, &ranges, &into))
+        result = Py_BuildValue("OOOO", offsets, keys, kinds, starts);
+    else
+        result = not_decoded(&ranges);
 done:
+    PyMem_Free(into.key_starts);
     Py_XDECREF(offsets);
     Py_XDECREF(keys);
     Py_XDECREF(kinds);
@@ -155,42 +179,54 @@ done:
     return result;
 }
 
-/* Find the content of a row of this kind after its tag: 1, or 0 with an error. */
+/* Find the content of a row of this kind after its tag, and mark the row as valid: 1, or 0 with an error. */
 static inline int content_of(Ranges *ranges, size_t row, size_t *start, size_t *end) {
     *start = row_at(&ranges->starts, row);
     *end = row_at(&ranges->ends, row);
-    if (*start < *end && *end <= (size_t)ranges->data.len) {
-        *start += 1;
-        return 1;
-    }
-    ranges->error = "a range is outside of the data";
-    return 0;
+    if (*start >= *end || *end > (size_t)ranges->data.len)
+        return refuse(ranges, "a range is outside of the data");
+    *start += 1;
+    ranges->valid[row >> 3] |= (uint8_t)(1 << (row & 7));
+    ranges->found++;
+    return 1;
 }
 
-static int gather_bytes(Ranges *ranges, void *result) {
+/* Find the bytes of this kind. Their offsets are set, but nothing is copied. */
+static int find_bytes(Ranges *ranges, void *result) {
     (void)result;
-    const uint8_t *data = ranges->data.buf, *kinds = ranges->kinds.buf;
-    size_t size = (size_t)ranges->data.len, start, end, length, last = 0;
+    const uint8_t *kinds = ranges->kinds.buf;
+    size_t start, end, length, last = 0;
     ranges->offsets[0] = 0;
     for (size_t row = 0; row < ranges->rows; row++) {
         if (kinds[row] == ranges->kind) {
             if (!content_of(ranges, row, &start, &end))
                 return 0;
-            start = read_length(data, start, end, &length);
+            start = read_length(ranges->data.buf, start, end, &length);
             if (!start || length != end - start)
                 return 0;
-            if (length > size - ranges->bytes) {
-                ranges->error = "ranges overlap";
-                return 0;
-            }
-            copy(ranges->content + ranges->bytes, size - ranges->bytes, data + start, size - start, length);
             ranges->bytes += length;
-            ranges->valid[row >> 3] |= (uint8_t)(1 << (row & 7));
-            ranges->found++;
+            if (ranges->bytes > (size_t)ranges->data.len)
+                return refuse(ranges, "ranges overlap");
         } else if (!ranges->keeps_rows) {
             continue;
         }
         ranges->offsets[++last] = (int32_t)ranges->bytes;
+    }
+    return 1;
+}
+
+static int copy_bytes(Ranges *ranges, void *result) {
+    (void)result;
+    size_t number = 0;
+    for (size_t row = 0; row < ranges->rows; row++) {
+        if (ranges->valid[row >> 3] >> (row & 7) & 1) {
+            size_t length = (size_t)(ranges->offsets[number + 1] - ranges->offsets[number]);
+            if (!copy_range(ranges, number, row_at(&ranges->ends, row) - length))
+                return 0;
+        } else if (!ranges->keeps_rows) {
+            continue;
+        }
+        number++;
     }
     return 1;
 }
@@ -224,8 +260,6 @@ static int gather_numbers(Ranges *ranges, void *result) {
             if (!content_of(ranges, row, &start, &end)
                 || !read_number(ranges->data.buf, start, end, ranges->form, &number))
                 return 0;
-            ranges->valid[row >> 3] |= (uint8_t)(1 << (row & 7));
-            ranges->found++;
         }
         if (ranges->form != TRUTH)
             memcpy(ranges->content + row * sizeof number, &number, sizeof number);
@@ -244,31 +278,38 @@ static int parse_ranges(PyObject *args, Ranges *ranges, int *last) {
     return 1;
 }
 
-static PyObject *gathered(Ranges *ranges, int (*work)(Ranges *, void *), size_t offsets_bytes, size_t content_bytes) {
+static PyObject *gathered(Ranges *ranges, int is_bytes) {
     PyObject *result = NULL, *valid = NULL, *offsets = NULL, *content = NULL;
-    if ((size_t)ranges->starts.len != ranges->rows * sizeof(int32_t) || ranges->ends.len != ranges->starts.len
+    size_t rows = ranges->rows, bits = (rows + 7) / 8, content_bytes = rows * sizeof(uint64_t);
+    if ((size_t)ranges->starts.len != rows * sizeof(int32_t) || ranges->ends.len != ranges->starts.len
         || ranges->data.len > INT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "the arguments have other sizes");
         goto done;
     }
-    valid = new_bytes((ranges->rows + 7) / 8, &ranges->valid);
-    offsets = new_bytes(offsets_bytes, (uint8_t **)&ranges->offsets);
-    content = new_bytes(content_bytes, &ranges->content);
-    if (valid == NULL || offsets == NULL || content == NULL)
+    valid = new_bytes(bits, &ranges->valid);
+    if (valid == NULL)
         goto done;
-    memset(ranges->valid, 0, (ranges->rows + 7) / 8);
-    if (work == gather_numbers && ranges->form == TRUTH)
-        memset(ranges->content, 0, content_bytes);
-    if (run(work, ranges, NULL)) {
-        if (work == gather_numbers)
-            result = Py_BuildValue("OO", ranges->found < ranges->rows ? valid : Py_None, content);
-        else if (_PyBytes_Resize(&content, (Py_ssize_t)ranges->bytes) == 0)
-            result = Py_BuildValue("OOO", ranges->found < ranges->rows ? valid : Py_None, offsets, content);
-    } else if (ranges->error != NULL) {
-        PyErr_SetString(PyExc_ValueError, ranges->error);
-    } else {
-        result = Py_NewRef(Py_None);
+    memset(ranges->valid, 0, bits);
+    if (is_bytes) {
+        offsets = new_bytes((rows + 1) * sizeof(int32_t), (uint8_t **)&ranges->offsets);
+        if (offsets == NULL)
+            goto done;
+        if (run(find_bytes, ranges, NULL) && (content = new_bytes(ranges->bytes, &ranges->content)) != NULL
+            && run(copy_bytes, ranges, NULL))
+            result = Py_BuildValue("OOO", ranges->found < rows ? valid : Py_None, offsets, content);
+        else
+            result = not_decoded(ranges);
+        goto done;
     }
+    content = new_bytes(ranges->form == TRUTH ? bits : content_bytes, &ranges->content);
+    if (content == NULL)
+        goto done;
+    if (ranges->form == TRUTH)
+        memset(ranges->content, 0, bits);
+    if (run(gather_numbers, ranges, NULL))
+        result = Py_BuildValue("OO", ranges->found < rows ? valid : Py_None, content);
+    else
+        result = not_decoded(ranges);
 done:
     Py_XDECREF(valid);
     Py_XDECREF(offsets);
@@ -286,7 +327,7 @@ PyObject *kernel_gather_bytes(PyObject *module, PyObject *args) {
     Ranges ranges = {0};
     if (!parse_ranges(args, &ranges, &ranges.keeps_rows))
         return NULL;
-    return gathered(&ranges, gather_bytes, (ranges.rows + 1) * sizeof(int32_t), (size_t)ranges.data.len);
+    return gathered(&ranges, 1);
 }
 
 /* gather_numbers(data, starts, ends, kinds, kind, form) -> None | (validity or None, values) */
@@ -295,6 +336,5 @@ PyObject *kernel_gather_numbers(PyObject *module, PyObject *args) {
     Ranges ranges = {0};
     if (!parse_ranges(args, &ranges, &ranges.form))
         return NULL;
-    size_t bytes = ranges.form == TRUTH ? (ranges.rows + 7) / 8 : ranges.rows * sizeof(uint64_t);
-    return gathered(&ranges, gather_numbers, 0, bytes);
+    return gathered(&ranges, 0);
 }

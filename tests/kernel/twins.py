@@ -7,6 +7,7 @@ A new function of the kernel needs one line in `TWINS`. `test_twins.py` then com
 
 import functools
 import os
+import struct
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -14,10 +15,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from quiver.aof.format import record
 from quiver.aof.format.record import RecordScan
 from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.otap.any_values import (
+    KINDS,
+    key_values_in_kernel,
+    key_values_in_python,
+    values_in_kernel,
+    values_in_python,
+)
+from quiver.otap.arrays import FallbackNeededError
 from quiver.primitives import checksum
 from quiver.store.entries import ENTRY_OVERHEAD, write_entry_in_python
 from quiver.store.segment.accumulator import EncodedSlot, StreamSchema
@@ -92,11 +102,66 @@ def laid_out(write_entry, data: bytes) -> object:
     return bytes(entry), [bytes(slot.message) for slot in slots]
 
 
+def serialized(data: bytes) -> tuple[list[bytes], list[bytes]]:
+    """Values with the bytes as their content, and pairs of a key and such a value."""
+    values = [
+        AnyValue(string_value=data.decode("latin-1")),
+        AnyValue(bytes_value=data),
+        AnyValue(int_value=int.from_bytes(data[:8], "big", signed=True)),
+        AnyValue(double_value=struct.unpack("d", data[-8:].ljust(8, b"?"))[0]),
+        AnyValue(bool_value=bool(len(data) & 1)),
+        AnyValue(),
+    ]
+    values[-1].array_value.values.extend(values[:2])
+    pairs = [KeyValue(key=str(number), value=value) for number, value in enumerate(values)]
+    return [value.SerializeToString() for value in values], [pair.SerializeToString() for pair in pairs]
+
+
+def columns(read) -> object:
+    """Return the columns of a decoder of values, or that it needs the fallback."""
+    try:
+        found = read()
+    except FallbackNeededError:
+        return "fallback"
+    keys, values = found if isinstance(found, tuple) else (None, found)
+    return keys, values.kinds.tolist(), [column(values, arm) for arm in KINDS]
+
+
+def column(values, arm: str) -> object:
+    try:
+        array = values.field(arm)
+    except FallbackNeededError:
+        return "fallback"
+    return array.view(pa.int64()) if array.type == pa.float64() else array
+
+
+def split(key_values, data: bytes) -> object:
+    """Pairs of which the bytes are the content, a pair, or the value of one."""
+    _, pairs = serialized(data)
+    as_value = b"\x0a\x01k\x12" + varint(len(data)) + data
+    cases = pairs, [pairs[0], data, pairs[1]], [as_value, *pairs]
+    return [columns(lambda case=case: key_values(pa.array(case))) for case in cases]
+
+
+def gathered(values_of, data: bytes) -> object:
+    """Values of which the bytes are the content or all of one."""
+    values, _ = serialized(data)
+    cases = values, [values[0], data, values[1]]
+    return [columns(lambda case=case: values_of(pa.array(case), slice(None, -1), slice(1, None))) for case in cases]
+
+
+def varint(number: int) -> bytes:
+    return bytes([number & 0x7F | 0x80]) + varint(number >> 7) if number > 0x7F else bytes([number])
+
+
 TWINS = {
     "crc32": Twin(zlib.crc32, continued),
     "crc32c": Twin(checksum._crc32c_without_kernel, continued),
     "crc64_nvme": Twin(checksum.crc64_nvme, continued),
+    "gather_bytes": Twin(values_in_python, gathered, values_in_kernel),
+    "gather_numbers": Twin(values_in_python, gathered, values_in_kernel),
     "pwritev": Twin(os.pwritev, written),
     "scan_records": Twin(record._scan_batch_in_python, scanned, record._scan_batch_in_kernel),
+    "split_key_values": Twin(key_values_in_python, split, key_values_in_kernel),
     "write_entry": Twin(write_entry_in_python, laid_out),
 }

@@ -30,6 +30,8 @@ __all__ = [
     "key_values_in_kernel",
     "key_values_in_python",
     "optional_values",
+    "values_in_kernel",
+    "values_in_python",
 ]
 
 KINDS = {
