@@ -87,7 +87,7 @@ static int put_message(Entry *entry, PyObject *slot) {
     size_t start = entry->at;
     if (put_bytes(entry, slot, MESSAGE, 0) < 0)
         return -1;
-    PyObject *kept = PySequence_GetSlice(entry->region, (Py_ssize_t)start, (Py_ssize_t)entry->at);
+    PyObject *kept = piece_new(entry->region, entry->bytes + start, entry->at - start);
     if (kept == NULL)
         return -1;
     int result = PyObject_SetAttr(slot, names[MESSAGE], kept);

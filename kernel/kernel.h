@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Changes with every change of a signature; primitives/kernel.py ignores a kernel with another number. */
-#define KERNEL_API 4
+#define KERNEL_API 5
 
 /* Below this many bytes a call keeps the GIL: to get it back can take a switch interval of 5 ms. */
 #define GIL_BYTES_MIN (64 * 1024)
@@ -37,6 +37,11 @@ void crc_init_all(void);
 
 /* Create the names of attributes; -1 with an exception on failure. */
 int entry_init(void);
+/* Create the type of the pieces; -1 with an exception on failure. */
+int piece_init(void);
+
+/* Return an object for `size` bytes at `bytes`, which are in the memory of the memoryview `region`. */
+PyObject *piece_new(PyObject *region, uint8_t *bytes, size_t size);
 
 /* Return the CRC of `size` bytes, continued from `value`. */
 uint64_t crc_update(const Crc *crc, const uint8_t *data, size_t size, uint64_t value);
@@ -61,6 +66,7 @@ static inline uint64_t load_u64(const uint8_t *at) {
     return value;
 }
 
+PyObject *kernel_copy_message(PyObject *module, PyObject *args);
 PyObject *kernel_crc32(PyObject *module, PyObject *args);
 PyObject *kernel_crc32c(PyObject *module, PyObject *args);
 PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args);

@@ -2,6 +2,8 @@
 #include "kernel.h"
 
 static PyMethodDef METHODS[] = {
+    {"copy_message", kernel_copy_message, METH_VARARGS,
+     "copy_message(region, message, /): copy message to region, and return it as a piece of the region's memory."},
     {"crc32", kernel_crc32, METH_VARARGS, "crc32(data, value=0, /): the CRC-32 (IEEE) of data, continued from value."},
     {"crc32c", kernel_crc32c, METH_VARARGS,
      "crc32c(data, value=0, /): the CRC-32C (Castagnoli) of data, continued from value."},
@@ -29,7 +31,7 @@ static int execute(PyObject *module) {
         return -1;
     }
     crc_init_all();
-    if (entry_init() < 0)
+    if (entry_init() < 0 || piece_init() < 0)
         return -1;
     return PyModule_AddIntConstant(module, "API", KERNEL_API);
 }

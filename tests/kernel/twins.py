@@ -29,6 +29,7 @@ from quiver.otap.any_values import (
 )
 from quiver.otap.arrays import FallbackNeededError
 from quiver.primitives import checksum
+from quiver.store.encode import copy_message_in_python
 from quiver.store.entries import ENTRY_OVERHEAD, write_entry_in_python
 from quiver.store.segment.accumulator import EncodedSlot, StreamSchema
 from quiver.store.segment.ipc_file import END_OF_STREAM
@@ -154,7 +155,15 @@ def varint(number: int) -> bytes:
     return bytes([number & 0x7F | 0x80]) + varint(number >> 7) if number > 0x7F else bytes([number])
 
 
+def copied(copy_message, data: bytes) -> object:
+    """A region in the middle of a memory, and the message there."""
+    memory = bytearray(len(data) + 20)
+    message = copy_message(memoryview(memory)[7 : 7 + len(data)], data)
+    return bytes(memory), bytes(message), len(message)
+
+
 TWINS = {
+    "copy_message": Twin(copy_message_in_python, copied),
     "crc32": Twin(zlib.crc32, continued),
     "crc32c": Twin(checksum._crc32c_without_kernel, continued),
     "crc64_nvme": Twin(checksum.crc64_nvme, continued),

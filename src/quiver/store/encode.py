@@ -10,13 +10,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from quiver.bundle import schema_fingerprint
 from quiver.errors import BundleTooLargeError, InvalidBundleError
 from quiver.primitives.arena import Arena
+from quiver.primitives.disk.file_system import Buffer
+from quiver.primitives.kernel import KERNEL
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, SLOT_HEAD, WalSlot
 from quiver.store.segment.accumulator import EncodedRun, EncodedSlot, StreamSchema, check_schema, self_contained
 from quiver.store.segment.ipc_file import END_OF_STREAM, is_one_batch_message
@@ -24,7 +26,7 @@ from quiver.store.segment.pieced import PIECES_BYTES_MIN, PiecedMessage, pieced
 from quiver.store.wal.entry_layout import EntryLayouts
 from quiver.store.wal.scan import ScannedEntries
 
-__all__ = ["EncodedBundle", "SlotEncoder", "slot_pieces", "write_slots"]
+__all__ = ["EncodedBundle", "SlotEncoder", "copy_message_in_python", "slot_pieces", "write_slots"]
 
 _END = struct.Struct(f"{len(END_OF_STREAM)}s")
 _SCHEMAS_PER_SLOT_MAX = 64
@@ -77,6 +79,15 @@ def write_slots(slots: list[EncodedSlot], region: memoryview, at: int) -> None:
             at += _END.size
 
 
+def copy_message_in_python(region: memoryview, message: Buffer) -> memoryview:
+    """Copy *message* to *region*, which has its size, and return it from there."""
+    region[:] = message
+    return region
+
+
+_copy_message: Callable[[memoryview, Any], Any] = copy_message_in_python if KERNEL is None else KERNEL.copy_message
+
+
 def keep_messages(slots: list[EncodedSlot], arena: Arena) -> None:
     """
     Copy the messages of *slots* to *arena*, and release the serialized originals.
@@ -86,8 +97,7 @@ def keep_messages(slots: list[EncodedSlot], arena: Arena) -> None:
     for slot in slots:
         message = slot.message
         if type(message) is not PiecedMessage:
-            slot.message = kept = arena.take(len(message))
-            kept[:] = message
+            slot.message = _copy_message(arena.take(len(message)), message)
 
 
 def slot_pieces(slot: EncodedSlot, head_bytes: int) -> tuple[bytearray, bytes]:
