@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Changes with every change of a signature; primitives/kernel.py ignores a kernel with another number. */
-#define KERNEL_API 5
+#define KERNEL_API 6
 
 /* Below this many bytes a call keeps the GIL: to get it back can take a switch interval of 5 ms. */
 #define GIL_BYTES_MIN (64 * 1024)
@@ -42,6 +42,9 @@ int piece_init(void);
 
 /* Return an object for `size` bytes at `bytes`, which are in the memory of the memoryview `region`. */
 PyObject *piece_new(PyObject *region, uint8_t *bytes, size_t size);
+
+/* Create the types of bundles.c and add them to the module; -1 with an exception on failure. */
+int bundles_init(PyObject *module);
 
 /* Return the CRC of `size` bytes, continued from `value`. */
 uint64_t crc_update(const Crc *crc, const uint8_t *data, size_t size, uint64_t value);

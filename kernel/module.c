@@ -31,7 +31,7 @@ static int execute(PyObject *module) {
         return -1;
     }
     crc_init_all();
-    if (entry_init() < 0 || piece_init() < 0)
+    if (entry_init() < 0 || piece_init() < 0 || bundles_init(module) < 0)
         return -1;
     return PyModule_AddIntConstant(module, "API", KERNEL_API);
 }

@@ -1,7 +1,7 @@
 # Functions of the compiled kernel; `quiver.primitives.kernel` imports it.
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
 
 from typing_extensions import Buffer
 
@@ -25,3 +25,9 @@ def gather_bytes(
 def gather_numbers(
     data: Buffer, starts: Buffer, ends: Buffer, kinds: Buffer, kind: int, form: int, /
 ) -> tuple[bytes | None, bytes] | None: ...
+
+class BundleFields:
+    @classmethod
+    def each_of_read(
+        cls, slot: int, batches: Iterable[Any], times_ns: Iterable[int | None], adapter: Any, /
+    ) -> Iterator[Self]: ...

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pyarrow as pa
 from blake3 import blake3
 
 from quiver.errors import InvalidBundleError
+from quiver.primitives.kernel import KERNEL
 
 __all__ = [
     "OTAP",
@@ -214,7 +215,54 @@ def batch_bytes(batch: pa.RecordBatch) -> int:
     return size
 
 
-class Bundle:
+class _FieldsInPython:
+    """The fields of a bundle. The reference for `BundleFields` of the kernel, which has no garbage collection."""
+
+    __slots__ = ("_known", "_nbytes", "_only", "_only_slot", "adapter", "ingested_at_ns", "named")
+
+    _known: dict[int, pa.RecordBatch] | None
+    """All slots, ascending; None while only `_only_slot` and `_only` are known."""
+    _only_slot: int | None
+    """Of a bundle that was read and has a single slot: the slot."""
+    _only: pa.RecordBatch | None
+    """Of a bundle that was read and has a single slot: its batch."""
+    _nbytes: int
+    """-1: not counted yet."""
+    adapter: Adapter
+    ingested_at_ns: int | None
+    named: bool
+    """True when a slot was given by name: such a bundle belongs to a store with the same adapter."""
+
+    @classmethod
+    def each_of_read(
+        cls, slot: int, batches: Iterable[pa.RecordBatch], times_ns: Iterable[int | None], adapter: Adapter, /
+    ) -> Iterator[Self]:
+        """
+        Iterate over bundles that were read from a store, one for each of *batches* and *times_ns*, with it in *slot*.
+
+        A time is requested after its batch. The assignments are written out because a call for each bundle costs more.
+        """
+        new = cls.__new__
+        for batch, ingested_at_ns in zip(batches, times_ns, strict=False):
+            bundle = new(cls)
+            bundle._known = None  # noqa: SLF001 - its own class
+            bundle._only_slot = slot  # noqa: SLF001 - its own class
+            bundle._only = batch  # noqa: SLF001 - its own class
+            bundle._nbytes = -1  # noqa: SLF001 - its own class
+            bundle.adapter = adapter
+            bundle.ingested_at_ns = ingested_at_ns
+            bundle.named = False
+            yield bundle
+
+
+if TYPE_CHECKING or KERNEL is None:
+    _BundleFields = _FieldsInPython
+else:
+    _BundleFields = KERNEL.BundleFields
+    _BundleFields.__slots__ = _FieldsInPython.__slots__  # for `copy.copy`
+
+
+class Bundle(_BundleFields):
     """
     An immutable set of slots, each with one RecordBatch.
 
@@ -227,7 +275,7 @@ class Bundle:
         InvalidBundleError: a slot is unknown, given twice, or does not hold a RecordBatch.
     """
 
-    __slots__ = ("_nbytes", "_slots", "adapter", "ingested_at_ns", "named")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -249,43 +297,31 @@ class Bundle:
             resolved[slot] = batch
         if len(resolved) > 1:
             resolved = dict(sorted(resolved.items()))
-        self._slots = resolved
+        self._known = resolved
+        self._only_slot = self._only = None
         self._nbytes = -1
         self.adapter = adapter
         self.ingested_at_ns = ingested_at_ns
         self.named = named
-        """True when a slot was given by name: such a bundle belongs to a store with the same adapter."""
 
     @classmethod
     def of_read(cls, slots: dict[int, pa.RecordBatch], ingested_at_ns: int | None, adapter: Adapter) -> Self:
         """Return a bundle that was read from a store. Slot ids must ascend; *slots* is neither checked nor copied."""
         bundle = cls.__new__(cls)
-        bundle._slots = slots  # noqa: SLF001 - its own class
+        bundle._known = slots  # noqa: SLF001 - its own class
+        bundle._only_slot = bundle._only = None  # noqa: SLF001
         bundle._nbytes = -1  # noqa: SLF001
         bundle.adapter = adapter
         bundle.ingested_at_ns = ingested_at_ns
         bundle.named = False
         return bundle
 
-    @classmethod
-    def each_of_read(
-        cls, slot: int, batches: Iterable[pa.RecordBatch], times_ns: Iterable[int | None], adapter: Adapter
-    ) -> Iterator[Self]:
-        """
-        Yield a bundle that was read from a store for each of *batches* and *times_ns*, with the batch in *slot*.
-
-        If there are fewer times, the remaining batches are not requested. `of_read` is written out here because a call
-        for each bundle costs more.
-        """
-        new = cls.__new__
-        for ingested_at_ns, batch in zip(times_ns, batches, strict=False):
-            bundle = new(cls)
-            bundle._slots = {slot: batch}  # noqa: SLF001 - its own class
-            bundle._nbytes = -1  # noqa: SLF001
-            bundle.adapter = adapter
-            bundle.ingested_at_ns = ingested_at_ns
-            bundle.named = False
-            yield bundle
+    @property
+    def _slots(self) -> dict[int, pa.RecordBatch]:
+        slots = self._known
+        if slots is None:
+            slots = self._known = {} if self._only_slot is None else {self._only_slot: self._only}
+        return slots
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -305,6 +341,8 @@ class Bundle:
         return MappingProxyType(self._slots)
 
     def __getitem__(self, key: int | str) -> pa.RecordBatch:
+        if key == self._only_slot:
+            return self._only
         batch = self._slots.get(key)  # type: ignore[arg-type] # a name is not there, and looked up
         if batch is None:
             slot = self.adapter.slot(key)

@@ -20,6 +20,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from quiver.aof.format import record
 from quiver.aof.format.record import RecordScan
 from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.bundle import _FieldsInPython
 from quiver.otap.any_values import (
     KINDS,
     key_values_in_kernel,
@@ -162,7 +163,14 @@ def copied(copy_message, data: bytes) -> object:
     return bytes(memory), bytes(message), len(message)
 
 
+def bundled(fields, data: bytes) -> object:
+    """Bundles whose batches and times are bytes, until the times end."""
+    bundles = fields.each_of_read(len(data), data[:1000], data[1:1000], None)
+    return [[getattr(bundle, name) for name in _FieldsInPython.__slots__] for bundle in bundles]
+
+
 TWINS = {
+    "BundleFields": Twin(_FieldsInPython, bundled),
     "copy_message": Twin(copy_message_in_python, copied),
     "crc32": Twin(zlib.crc32, continued),
     "crc32c": Twin(checksum._crc32c_without_kernel, continued),

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat, starmap
+from operator import length_hint
 from typing import Any
 
 import pyarrow as pa
@@ -239,16 +240,16 @@ class SegmentReader:
                 read_next = self._in_order.lend(stream_id, first + begin)
             if read_next is not None:
                 times_ns = self.manifest.ingested_times_ns
-                known = repeat(None, end - first) if times_ns is None else times_ns[first:end]
+                known = iter([None] * (end - first) if times_ns is None else times_ns[first:end].tolist())
                 try:
-                    for bundle in Bundle.each_of_read(slot, starmap(read_next, repeat(())), known, adapter):
-                        first += 1
-                        yield bundle
-                    if first < end:
+                    batches = starmap(read_next, repeat((), end - first))
+                    yield from Bundle.each_of_read(slot, batches, known, adapter)
+                    if length_hint(known):
                         read_next = None  # the stream ended early: the table of the file decides
                 except _ARROW_ERRORS:
                     read_next = None
                 finally:
+                    first = end - length_hint(known)
                     # Perhaps called by the garbage collector, in a thread that holds the lock.
                     if read_next is not None and self._view is not None:
                         self._in_order.give_back(stream_id, first + begin, read_next)
