@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from time import process_time
 
+import numpy as np
 import pyarrow as pa
 
 from quiver.aof.format import record
@@ -19,6 +20,7 @@ from quiver.aof.format.record import RecordScan, encode_record
 from quiver.otap.any_values import KINDS, AnyValues, key_values_in_kernel, key_values_in_python
 from quiver.otap.wire_schema import narrow_handler
 from quiver.primitives.kernel import KERNEL, describe_kernel
+from quiver.qwp.tables import objects_in_kernel, objects_in_python
 from quiver.store.encode import EncodedBundle, SlotEncoder
 from quiver.store.entries import ENTRY_OVERHEAD, write_entry_in_python
 from telemetry import log_request
@@ -109,6 +111,18 @@ def attributes(rounds: int) -> None:
         compared(f"attributes of {label}", "record", len(messages) * repeats // 10, twins, rounds)
 
 
+def text_objects(rounds: int) -> None:
+    """A column of str objects of a data frame."""
+    for label, distinct in (("3 distinct", 3), ("all distinct", 1_000_000)):
+        texts = [f"venue {number}" for number in range(distinct)]
+        values = np.array([texts[number % distinct] for number in range(1_000_000)], object)
+        twins = {
+            "Python": lambda values=values: objects_in_python(values),
+            "compiled": lambda values=values: objects_in_kernel(values),
+        }
+        compared(f"text objects, {label}", "text", len(values), twins, rounds)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the compiled kernel with its twins.")
     parser.add_argument("--rounds", type=int, default=7)
@@ -119,6 +133,7 @@ def main() -> int:
     record_scans(options.rounds)
     entries(options.rounds)
     attributes(options.rounds)
+    text_objects(options.rounds)
     return 0
 
 

@@ -43,14 +43,6 @@ static inline size_t row_at(const Py_buffer *numbers, size_t row) {
     return (size_t)(int64_t)number; /* a negative number is larger than any size */
 }
 
-/* Create bytes for a result that is written outside of the GIL. */
-static PyObject *new_bytes(size_t size, uint8_t **content) {
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
-    if (bytes != NULL)
-        *content = (uint8_t *)PyBytes_AsString(bytes);
-    return bytes;
-}
-
 static int refuse(Ranges *ranges, const char *error) {
     ranges->error = error;
     return 0;

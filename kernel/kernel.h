@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Changes with every change of a signature; primitives/kernel.py ignores a kernel with another number. */
-#define KERNEL_API 6
+#define KERNEL_API 7
 
 /* Below this many bytes a call keeps the GIL: to get it back can take a switch interval of 5 ms. */
 #define GIL_BYTES_MIN (64 * 1024)
@@ -69,12 +69,21 @@ static inline uint64_t load_u64(const uint8_t *at) {
     return value;
 }
 
+/* Create bytes to be written by the caller: `content` is where. */
+static inline PyObject *new_bytes(size_t size, uint8_t **content) {
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (bytes != NULL)
+        *content = (uint8_t *)PyBytes_AsString(bytes);
+    return bytes;
+}
+
 PyObject *kernel_copy_message(PyObject *module, PyObject *args);
 PyObject *kernel_crc32(PyObject *module, PyObject *args);
 PyObject *kernel_crc32c(PyObject *module, PyObject *args);
 PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args);
 PyObject *kernel_gather_bytes(PyObject *module, PyObject *args);
 PyObject *kernel_gather_numbers(PyObject *module, PyObject *args);
+PyObject *kernel_pack_texts(PyObject *module, PyObject *array);
 PyObject *kernel_pwritev(PyObject *module, PyObject *args);
 PyObject *kernel_scan_records(PyObject *module, PyObject *args);
 PyObject *kernel_split_key_values(PyObject *module, PyObject *args);

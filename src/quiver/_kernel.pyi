@@ -25,6 +25,7 @@ def gather_bytes(
 def gather_numbers(
     data: Buffer, starts: Buffer, ends: Buffer, kinds: Buffer, kind: int, form: int, /
 ) -> tuple[bytes | None, bytes] | None: ...
+def pack_texts(objects: Any, /) -> tuple[bytes, bytes, bytearray] | None: ...
 
 class BundleFields:
     @classmethod

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
@@ -30,6 +31,7 @@ from quiver.otap.any_values import (
 )
 from quiver.otap.arrays import FallbackNeededError
 from quiver.primitives import checksum
+from quiver.qwp.tables import objects_in_kernel, objects_in_python
 from quiver.store.encode import copy_message_in_python
 from quiver.store.entries import ENTRY_OVERHEAD, write_entry_in_python
 from quiver.store.segment.accumulator import EncodedSlot, StreamSchema
@@ -152,6 +154,23 @@ def gathered(values_of, data: bytes) -> object:
     return [columns(lambda case=case: values_of(pa.array(case), slice(None, -1), slice(1, None))) for case in cases]
 
 
+def converted(objects, data: bytes) -> object:
+    """Texts that consist of the bytes, with missing ones, and with other objects and surrogates."""
+    texts = [part.decode("latin-1") for part in data.split(b"e")]
+    mixed = [data.decode("utf-8", "surrogateescape"), *texts, None, float("nan")]
+    cases = texts, [*texts, None, "é", float("nan"), ""], mixed, [*texts, len(data)], [None] * len(texts)
+    return [array_of(objects, case) for case in cases]
+
+
+def array_of(objects, values: list[object]) -> object:
+    try:
+        array = objects(np.array([*values, None], object)[:-1])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError) as error:
+        return type(error), str(error)
+    array.validate(full=True)
+    return array.type, array.to_pylist()
+
+
 def varint(number: int) -> bytes:
     return bytes([number & 0x7F | 0x80]) + varint(number >> 7) if number > 0x7F else bytes([number])
 
@@ -177,6 +196,7 @@ TWINS = {
     "crc64_nvme": Twin(checksum.crc64_nvme, continued),
     "gather_bytes": Twin(values_in_python, gathered, values_in_kernel),
     "gather_numbers": Twin(values_in_python, gathered, values_in_kernel),
+    "pack_texts": Twin(objects_in_python, converted, objects_in_kernel),
     "pwritev": Twin(os.pwritev, written),
     "scan_records": Twin(record._scan_batch_in_python, scanned, record._scan_batch_in_kernel),
     "split_key_values": Twin(key_values_in_python, split, key_values_in_kernel),

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
+from quiver.primitives.kernel import KERNEL
 from quiver.qwp.rows import check_name
 from quiver.qwp.wire.arrow_columns import Dictionaries, columns_of_batch
 from quiver.qwp.wire.message import (
@@ -22,7 +23,7 @@ from quiver.qwp.wire.message import (
     encode_message,
 )
 
-__all__ = ["check_columns", "encode_slices", "record_batches"]
+__all__ = ["check_columns", "encode_slices", "objects_in_kernel", "objects_in_python", "record_batches"]
 
 _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 _MESSAGE_BYTES = 960 * 1024
@@ -61,13 +62,34 @@ def _of_frame(frame: Any) -> Any:
     arrays = []
     for number, name in enumerate(frame.columns):
         series = frame.iloc[:, number]
-        # A missing float is NaN on the wire as well, so float columns are passed without a scan for nulls.
-        is_plain = isinstance(series.dtype, np.dtype) and series.dtype.kind == "f"
+        kind = series.dtype.kind if isinstance(series.dtype, np.dtype) else ""
         try:
-            arrays.append(pa.array(series.to_numpy()) if is_plain else pa.array(series, from_pandas=True))
+            if kind == "f":
+                # A missing float is NaN on the wire as well, so float columns are passed without a scan for nulls.
+                arrays.append(pa.array(series.to_numpy()))
+            elif kind == "O":
+                arrays.append(_objects(series.to_numpy()))
+            else:
+                arrays.append(pa.array(series, from_pandas=True))
         except _REFUSED as error:
             raise UsageError(f"column {name}: {error}") from error
     return pa.Table.from_arrays(arrays, names=names)
+
+
+def objects_in_python(values: np.ndarray) -> pa.Array:
+    """Return a column of objects, mostly texts, as the Arrow array that fits all of them."""
+    return pa.array(values, from_pandas=True)
+
+
+def objects_in_kernel(values: np.ndarray) -> pa.Array:
+    """Return the same array. The compiled kernel converts texts; missing ones are None or NaN."""
+    found = KERNEL.pack_texts(values) if values.flags.c_contiguous else None
+    if found is None or not any(found[0]):  # other objects, or only missing ones
+        return objects_in_python(values)
+    return pa.Array.from_buffers(pa.string(), len(values), list(map(pa.py_buffer, found)))
+
+
+_objects = objects_in_python if KERNEL is None else objects_in_kernel
 
 
 def check_columns(names: Sequence[str], *, symbols: Collection[str], at: str | None, name_bytes_max: int) -> None:
