@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KERNEL := src/quiver/_kernel.abi3.so
+WHEEL_TEST := build/test-wheel
 KERNEL_TESTS := tests/kernel tests/aof/format tests/store/format tests/otap/tables/test_any_values.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes of the tests import the same modules: without compiled ones, each compiles all of them.
@@ -25,7 +26,7 @@ SPARK ?= 4.3
 SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 
-.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-spark test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel lock clean
+.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-spark test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -176,6 +177,16 @@ build/bin/otelcol-rival: bench/rivals/collector/manifest.yaml
 
 wheel: $(READY) ## build dist/arrow_quiver-*.whl
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+# `quiver --version` ends in the reason if there is no compiled kernel. The tests must not find src/.
+test-wheel: $(READY) ## the default suite on the installed wheel, in a new environment (PYTHON=python3.13 for that Python)
+	@rm -rf $(WHEEL_TEST)
+	$(BIN)/python -m build --wheel --no-isolation --outdir $(WHEEL_TEST) .
+	$(PYTHON) -m venv $(WHEEL_TEST)/venv
+	$(WHEEL_TEST)/venv/bin/python -m pip install --quiet --use-pep517 --require-hashes -r requirements.lock
+	$(WHEEL_TEST)/venv/bin/python -m pip install --quiet --no-deps $(WHEEL_TEST)/*.whl
+	$(WHEEL_TEST)/venv/bin/quiver --version | tee /dev/stderr | grep -q ', compiled kernel)$$'
+	$(WHEEL_TEST)/venv/bin/python -m pytest -o pythonpath=tools -n auto --maxprocesses 4 --dist loadgroup $(PYTEST_ARGS)
 
 lock: $(READY) ## pin again what pyproject.toml asks for, with hashes
 	$(BIN)/python -m pip install --quiet pip-tools

@@ -21,7 +21,9 @@ class Authority:
         self.cert = directory / f"{name}.pem"
         self.key = directory / f"{name}.key"
         _key(self.key)
-        _openssl("req", "-x509", "-new", "-key", self.key, "-subj", f"/CN={name}", "-days", 2, "-out", self.cert)
+        # Python 3.13 and later require the key usage.
+        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        _openssl("req", "-x509", "-new", "-key", self.key, "-subj", f"/CN={name}", "-days", 2, *usage, "-out", self.cert)
 
     def issue(
         self, name: str, *, subject: str | None = None, days: int = 2, hosts: str = "IP:127.0.0.1,DNS:localhost"
@@ -31,7 +33,7 @@ class Authority:
             self.directory / f"{self.name}-{name}.{end}" for end in ("pem", "key", "csr", "ext")
         )
         _key(key)
-        more.write_text(f"subjectAltName={hosts}\n")
+        more.write_text(f"subjectAltName={hosts}\nauthorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n")
         _openssl("req", "-new", "-key", key, "-subj", subject or f"/CN={name}", "-out", request)
         signed_by = ("-CA", self.cert, "-CAkey", self.key, "-CAcreateserial")
         _openssl("x509", "-req", "-in", request, *signed_by, "-days", days, "-extfile", more, "-out", cert)

@@ -51,7 +51,7 @@ _DROP_EMPTY = "DELETE FROM lives WHERE NOT EXISTS (SELECT 1 FROM tables WHERE ta
 _OLDEST_LIFE = """
     SELECT life FROM lives WHERE EXISTS (SELECT 1 FROM tables WHERE tables.life = lives.life)
     ORDER BY ended_ns IS NULL, life LIMIT 1"""
-_EVICTED = "life = ?1 AND position IN (SELECT position FROM tables WHERE life = ?1 ORDER BY position LIMIT ?2)"
+_EVICTED = "life = ? AND position IN (SELECT position FROM tables WHERE life = ? ORDER BY position LIMIT ?)"
 
 Answer = TypeVar("Answer")
 
@@ -166,11 +166,11 @@ class ReplayLedger:
         def recover(database: sqlite3.Connection) -> tuple[int, int]:
             self._count -= database.execute("DELETE FROM tables WHERE sequence >= ?", (next_sequence,)).rowcount
             database.execute(
-                "UPDATE lives SET confirmed = ?1, told = ?1, ended_ns = ?2 WHERE ended_ns IS NULL",
-                (_EVERYTHING, now_ns),
+                "UPDATE lives SET confirmed = ?, told = ?, ended_ns = ? WHERE ended_ns IS NULL",
+                (_EVERYTHING, _EVERYTHING, now_ns),
             )
             # The wall clock was set back since: otherwise they would be known until the clock has caught up.
-            database.execute("UPDATE lives SET ended_ns = ?1 WHERE ended_ns > ?1", (now_ns,))
+            database.execute("UPDATE lives SET ended_ns = ? WHERE ended_ns > ?", (now_ns, now_ns))
             database.execute("UPDATE lives SET alive_at = -1")  # another process, another clock
             database.execute(_DROP_EMPTY)
             newest = database.execute("SELECT coalesce(max(life), 0) FROM lives").fetchone()[0]
@@ -266,7 +266,7 @@ class ReplayLedger:
     def _evict(self) -> None:
         row = self._run(lambda database: database.execute(_OLDEST_LIFE).fetchone(), None)
         if row is not None:
-            self._forget(_EVICTED, row[0], _EVICTED_AT_ONCE)
+            self._forget(_EVICTED, row[0], row[0], _EVICTED_AT_ONCE)
 
 
 def _connect(path: str) -> sqlite3.Connection:
