@@ -21,6 +21,7 @@ from quiver.errors import CapacityError, CorruptionError, InvariantError, Unsupp
 from quiver.observe import InMemoryObserver
 from quiver.receivers.dedupe import request_digest
 from quiver.receivers.intake import OtlpIntake
+from quiver.receivers import request_window
 from quiver.receivers.request_window import ROW_BYTES, RequestWindow
 from quiver.receivers.settings import OtlpSettings
 from quiver.testing.clock import ManualClock
@@ -311,7 +312,7 @@ def test_an_unrecorded_request_is_known_in_this_process(tmp_path: Path, monkeypa
         do = known._do
 
         def refused(statement: str, *values: Any) -> int:
-            if "?6" in statement:
+            if statement == request_window._NOTE:
                 raise CapacityError("the disk is full")
             return int(do(statement, *values))
 

@@ -23,7 +23,9 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS counter (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL)",
     "INSERT OR IGNORE INTO counter VALUES (1, 0)",
 )
-_PUT = "INSERT INTO entries VALUES (?1, ?2, ?3) ON CONFLICT (key) DO UPDATE SET value = ?2, revision = ?3"
+_PUT = """
+    INSERT INTO entries VALUES (?, ?, ?)
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value, revision = excluded.revision"""
 
 
 class SqliteMetadata:

@@ -57,13 +57,11 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     f"PRAGMA user_version = {_VERSION}",
 )
-_CLAIM = """
-    INSERT INTO requests VALUES (?1, 0, ?2, ?3, ?4, ?5) ON CONFLICT (digest) DO UPDATE SET
-        state = 0, at_ns = ?2, until_ns = ?3, core = ?4, run = ?5
-        WHERE until_ns < ?2 OR (state = 0 AND run = ?5)"""
 _NOTE = """
-    INSERT INTO requests VALUES (?1, ?6, ?2, ?3, ?4, ?5) ON CONFLICT (digest) DO UPDATE SET
-        state = ?6, at_ns = ?2, until_ns = ?3, core = ?4, run = ?5"""
+    INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE SET
+        state = excluded.state, at_ns = excluded.at_ns, until_ns = excluded.until_ns, core = excluded.core,
+        run = excluded.run"""
+_CLAIM = f"{_NOTE} WHERE until_ns < excluded.at_ns OR (state = {_STORING} AND run = excluded.run)"
 _CANCEL = "DELETE FROM requests WHERE digest = ? AND run = ? AND state = 0"
 _LOOK_UP = "SELECT state, core, run FROM requests WHERE digest = ? AND until_ns >= ?"
 _LEFT = "SELECT digest, at_ns, run FROM requests WHERE core = ? AND state < 2"
@@ -71,11 +69,11 @@ _SETTLED = "UPDATE requests SET state = 2, run = '' WHERE digest = ? AND run = ?
 _LOST = "DELETE FROM requests WHERE digest = ? AND run = ? AND state < 2"
 _MADE_DURABLE = "UPDATE requests SET state = 2 WHERE digest = ? AND state = 1"
 _EXPIRE = "DELETE FROM requests WHERE digest IN (SELECT digest FROM requests WHERE until_ns < ? LIMIT 5000)"
-_TABLES_UNTIL = (
-    "INSERT INTO facts VALUES ('tables_until_ns', ?1) ON CONFLICT (name) DO UPDATE SET value = max(value, ?1)"
-)
-_NOT_AHEAD = "UPDATE requests SET at_ns = ?1, until_ns = ?2 WHERE at_ns > ?3"
-_TABLES_NOT_AHEAD = "UPDATE facts SET value = ?1 WHERE name = 'tables_until_ns' AND value > ?1"
+_TABLES_UNTIL = """
+    INSERT INTO facts VALUES ('tables_until_ns', ?)
+    ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"""
+_NOT_AHEAD = "UPDATE requests SET at_ns = ?, until_ns = ? WHERE at_ns > ?"
+_TABLES_NOT_AHEAD = "UPDATE facts SET value = ? WHERE name = 'tables_until_ns' AND value > ?"
 
 _BUSY_S = 10.0
 _POLL_S = 0.01
@@ -223,8 +221,9 @@ class RequestWindow:
                 # The wall clock was set back since: without a limit a request would be known until the clock has caught
                 # up. The data may have any time within the window.
                 now_ns = self._now_ns()
-                database.execute(_NOT_AHEAD, (now_ns - self._window_ns, now_ns + self._window_ns, now_ns))
-                database.execute(_TABLES_NOT_AHEAD, (now_ns + self._window_ns,))
+                until_ns = now_ns + self._window_ns
+                database.execute(_NOT_AHEAD, (now_ns - self._window_ns, until_ns, now_ns))
+                database.execute(_TABLES_NOT_AHEAD, (until_ns, until_ns))
                 if self._boot is not None:
                     database.execute("DELETE FROM facts WHERE name LIKE 'zero_ns of %'")
                     database.execute("INSERT INTO facts VALUES (?, ?)", (name, self._time.zero_ns))
@@ -308,7 +307,7 @@ class RequestWindow:
         now_ns = self._now_ns()
         state = _DURABLE if durable else _STORED
         try:
-            self._do(_NOTE, digest, now_ns, now_ns + self._window_ns, self._core, self._run, state)
+            self._do(_NOTE, digest, state, now_ns, now_ns + self._window_ns, self._core, self._run)
         except (CapacityError, CorruptionError) as error:
             # This process remembers it in memory, and the next one finds it in the data.
             self._unwritten[digest] = now_ns + self._window_ns
@@ -349,7 +348,7 @@ class RequestWindow:
         deadline_s = self._clock.monotonic() + _PATIENCE_S
         while True:
             now_ns = self._now_ns()
-            row = (digest, now_ns, now_ns + self._window_ns, self._core, self._run)
+            row = (digest, _STORING, now_ns, now_ns + self._window_ns, self._core, self._run)
             if not self._is_full and self._do(_CLAIM, *row):
                 return True
             found = self._ask(_LOOK_UP, digest, now_ns)
