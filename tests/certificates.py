@@ -22,8 +22,8 @@ class Authority:
         self.key = directory / f"{name}.key"
         _key(self.key)
         # Python 3.13 and later require the key usage.
-        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
-        _openssl("req", "-x509", "-new", "-key", self.key, "-subj", f"/CN={name}", "-days", 2, *usage, "-out", self.cert)
+        options = ("-subj", f"/CN={name}", "-days", 2, "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        _openssl("req", "-x509", "-new", "-key", self.key, *options, "-out", self.cert)
 
     def issue(
         self, name: str, *, subject: str | None = None, days: int = 2, hosts: str = "IP:127.0.0.1,DNS:localhost"

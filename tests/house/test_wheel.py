@@ -90,7 +90,9 @@ def environment(wheel, tmp_path_factory) -> Path:
     for package in base_requirements(wheel):
         link(package, packages)
     command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", wheel]
-    subprocess.run(list(map(str, command)), check=True, timeout=120)
+    # On PYTHONPATH pip could find the tested quiver, and would install no other.
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(list(map(str, command)), env=variables, check=True, timeout=120)
     return path
 
 

@@ -45,7 +45,8 @@ def fetch(address, path, method="GET"):
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 def bundle(nbytes):

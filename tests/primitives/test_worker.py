@@ -116,13 +116,16 @@ def test_it_ends_by_itself_when_its_work_is_finished():
 
 
 def test_stop_is_idempotent_and_respects_its_timeout():
-    go_on = threading.Event()
+    started, go_on = threading.Event(), threading.Event()
     rig = Rig(0.0)
-    worker = Worker(
-        "busy", lambda: None if go_on.wait(PATIENCE_S) else FINISHED, every=0.0, on_death=rig.deaths.append,
-        clock=SYSTEM_CLOCK, observer=rig.observer,
-    )  # fmt: skip
+
+    def turn():
+        started.set()
+        return None if go_on.wait(PATIENCE_S) else FINISHED
+
+    worker = Worker("busy", turn, every=0.0, on_death=rig.deaths.append, clock=SYSTEM_CLOCK, observer=rig.observer)
     worker.start()
+    assert started.wait(PATIENCE_S)
     assert not worker.stop(0.0)
     go_on.set()
     assert worker.stop()

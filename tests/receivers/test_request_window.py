@@ -19,9 +19,9 @@ from fake_store import log_request
 import quiver
 from quiver.errors import CapacityError, CorruptionError, InvariantError, UnsupportedFormatError
 from quiver.observe import InMemoryObserver
+from quiver.receivers import request_window
 from quiver.receivers.dedupe import request_digest
 from quiver.receivers.intake import OtlpIntake
-from quiver.receivers import request_window
 from quiver.receivers.request_window import ROW_BYTES, RequestWindow
 from quiver.receivers.settings import OtlpSettings
 from quiver.testing.clock import ManualClock
