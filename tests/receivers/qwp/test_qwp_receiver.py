@@ -171,14 +171,17 @@ def test_a_restart_does_not_delay_durable_acknowledgements(tmp_path):
     """Resent rows are recognized from the log, and are sealed for a waiting client even if nothing new arrives."""
     settings = Settings(segment_open_s_max=600)
     with quiver.open(str(tmp_path / "buffer"), settings=settings) as store:
-        QwpIntake(store, HERE).open().take([message(1)])
+        before = QwpIntake(store, HERE)
+        before.open().take([message(1)])
         shutil.copytree(tmp_path / "buffer", tmp_path / "after")  # the state if the process dies now
+        before.close()
     with quiver.open(str(tmp_path / "after"), settings=settings) as store:
         intake = QwpIntake(store, HERE)
         assert intake.open().take([message(1)]).tables == {"t": 0}
         assert intake.durable_through(seal=False) == -1
         assert intake.durable_through(seal=True) == 0
         assert len(rows_of(store)) == 1
+        intake.close()
 
 
 def test_durable_tier_means_in_the_object_tier(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 
@@ -120,8 +121,9 @@ def test_messages_that_exist_only_in_objects_are_not_damage(tmp_path):
     assert verify("--objects", tmp_path / "cold", code=0) == (in_objects, there_only)
     assert verify("--root-prefix", "/other", code=1) == ([], [("damaged", "messages 4 to 6 are in no file")])
 
-    catalogue = ObjectCatalog(open_metadata(url), root="/danube", topic=NAME, commits=open_metadata(url))
-    catalogue.withdraw([catalogue.descriptors()[1]])
+    with contextlib.closing(open_metadata(url)) as metadata:
+        catalogue = ObjectCatalog(metadata, root="/danube", topic=NAME, commits=metadata)
+        catalogue.withdraw([catalogue.descriptors()[1]])
     assert verify(code=1)[1] == [("damaged", "messages 4 to 6 are in no file and in no object")]
 
 
