@@ -87,6 +87,12 @@ def number_of(bundle: Bundle) -> int:
     return int(bundle[LOGS]["n"][0].as_py())
 
 
+def fill(store: Store, numbers: Iterable[int]) -> None:
+    """Ingest a bundle for each of *numbers*."""
+    for number in numbers:
+        store.ingest(numbered(number))
+
+
 def ingest_until_full(
     store: Store, start: int = 0, most: int = 2_000, *, bundle_of: Callable[[int], Bundle] = numbered
 ) -> tuple[int, CapacityError]:

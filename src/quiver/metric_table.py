@@ -138,6 +138,11 @@ METRICS: tuple[Metric, ...] = (
     _gauge("quiver.wal.unsynced_bytes", "By", "Bytes that are not synced yet.", _unsynced),
     # Segments.
     _counter("quiver.segment.sealed_total", "{segment}", "Segments written."),
+    _counter(
+        "quiver.segment.unwritten_total",
+        "{segment}",
+        "Segments that all subscribers resolved before they were written.",
+    ),
     _counter("quiver.segment.flush_failures_total", "{attempt}", "Failed writes of a segment."),
     _counter(
         "quiver.segment.dropped_total",

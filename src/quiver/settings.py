@@ -129,6 +129,8 @@ class Settings:
             generation (`subscriber.on_corrupt_progress`).
         orphan_age_s: a subscriber that has not been registered for this long is dropped; None keeps it
             (`subscriber.orphan_max_age`).
+        deliver_unsealed: subscribers of this process get bundles before their segment is written, and segments that all
+            of them have resolved by then are not written at all (`subscriber.deliver_unsealed`).
         audit_bytes_max: the maximum size of the audit trail of outcomes; None for no trail
             (`subscriber.audit.max_size`).
         cold_objects: the object tier to which sealed segments are copied: a URL, or ``backend``, ``root`` and
@@ -165,6 +167,7 @@ class Settings:
     steady_state_headroom_bytes: int = 0
     progress_damage: DamagePolicy = "restart_earliest"
     orphan_age_s: float | None = None
+    deliver_unsealed: bool = False
     audit_bytes_max: int | None = None
     cold_objects: ObjectLocation | None = None
     cold_local_bytes: int | None = None
@@ -352,6 +355,12 @@ def _text(value: object, key: str) -> str:
     raise SettingsError(f"{key}: {value!r} is not a word")
 
 
+def _flag(value: object, key: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise SettingsError(f"{key}: {value!r} is not true or false")
+
+
 def _optional(parse: Callable[[object, str], Any]) -> Callable[[object, str], Any]:
     return lambda value, key: None if value is None else parse(value, key)
 
@@ -391,6 +400,7 @@ _KEYS: dict[str, tuple[str, Callable[[object, str], Any]]] = {
     "retention.steady_state_headroom": ("steady_state_headroom_bytes", _size),
     "subscriber.on_corrupt_progress": ("progress_damage", _text),
     "subscriber.orphan_max_age": ("orphan_age_s", _optional(_duration)),
+    "subscriber.deliver_unsealed": ("deliver_unsealed", _flag),
     "subscriber.audit.max_size": ("audit_bytes_max", _optional(_size)),
     _COLD_OBJECTS: ("cold_objects", _optional(_location)),
     "cold.local_size": ("cold_local_bytes", _optional(_size)),

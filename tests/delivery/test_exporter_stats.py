@@ -14,7 +14,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame
 from quiver.store.format import exporter_report
-from quiver.store.format.describe import STORE_FILES
+from quiver.store.format.describe.files import STORE_FILES
 from quiver.store.format.exporter_report import (
     FAILURE_TYPES,
     MESSAGE_CHARS_MAX,

@@ -13,7 +13,7 @@ from disk_files import with_crc32
 from quiver.bundle import BundleRef
 from quiver.errors import InvariantError
 from quiver.primitives.scan import Damage, Frame, NeedMore
-from quiver.store.format.describe import STORE_FILES
+from quiver.store.format.describe.files import STORE_FILES
 from quiver.store.format.retry_set import (
     REASON_BYTES_MAX,
     RETRY_ENTRIES_MAX,

@@ -7,7 +7,7 @@ import pytest
 
 from quiver import Bundle, Settings
 from quiver import open as open_store
-from quiver.store import store as store_module
+from quiver.store import log_replay
 from quiver.store.encode import SlotEncoder
 from quiver.store.format.wal_entry import WalSlot
 from quiver.testing.clock import ManualClock
@@ -37,7 +37,7 @@ def test_plain_entries_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(store_module, "decode_slots", refused)
+    monkeypatch.setattr(log_replay, "decode_slots", refused)
     assert replayed(logged(PLAIN, PLAIN.slice(1))) == [PLAIN, PLAIN.slice(1)]
 
 

@@ -100,7 +100,7 @@ def describe_file(path: Path, rows: int, group: str) -> Description:
 
 
 def _store_files() -> FileFormat:
-    from quiver.store.format.describe import STORE_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.store.format.describe.files import STORE_FILES  # noqa: PLC0415 - keeps `--help` quick
 
     return STORE_FILES
 

@@ -153,7 +153,7 @@ def _rows_of_view(
     from quiver.otap.stored import slots_of_view, stored_requests  # noqa: PLC0415
     from quiver.otap.views.schemas import projected_schema, view_name  # noqa: PLC0415
     from quiver.otap.views.view import decode_groups  # noqa: PLC0415
-    from quiver.store.subscribers.state import instant_ns  # noqa: PLC0415
+    from quiver.store.subscribers.start import instant_ns  # noqa: PLC0415
 
     name = view_name(view)
     schema = projected_schema(name, None if columns is None else list(columns))

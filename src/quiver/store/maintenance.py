@@ -7,6 +7,7 @@ step                    effect
 check the directory     fails if it was moved: another store's files may be at its path
 sync the log            only without background threads, which otherwise do it
 seal                    the open segment if it is full, old or over age; then every segment that waits for its file
+publish                 the number of the open segment, so that its bundles can be delivered before it is sealed
 import                  the segments that sinks in other processes staged
 write progress          after this nothing that was acknowledged before the pass is delivered again
 continue drops          what the drop ledger lists is resolved for all subscribers, and deleted
@@ -30,6 +31,7 @@ from collections.abc import Callable
 from quiver.primitives.disk.disk_full import passes
 from quiver.store.cold.tier import ColdTier
 from quiver.store.context import StoreContext
+from quiver.store.early_delivery import EarlyDelivery
 from quiver.store.limits.admission import Admission
 from quiver.store.receipts import MaintenanceReport
 from quiver.store.removal.cleanup import Cleanup
@@ -49,6 +51,7 @@ class MaintenancePass:
         sealer: writes segments.
         admission: knows the limits.
         cold_tier: copies segments to the object tier.
+        early: delivers bundles before their segment is written.
         require_open: raises when the store is closed.
         sync_log: syncs the log and writes zeros ahead of its tail; None when a background thread does it.
     """
@@ -60,6 +63,7 @@ class MaintenancePass:
         sealer: Sealer,
         admission: Admission,
         cold_tier: ColdTier,
+        early: EarlyDelivery,
         *,
         require_open: Callable[[], None],
         sync_log: Callable[[], None] | None,
@@ -69,6 +73,7 @@ class MaintenancePass:
         self._sealer = sealer
         self._admission = admission
         self._cold_tier = cold_tier
+        self._early = early
         self._require_open = require_open
         self._sync_log = sync_log
 
@@ -83,10 +88,14 @@ class MaintenancePass:
             with context.lock:
                 if sealing.full or self._is_open_segment_due():
                     sealing.swap()
+            self._attempt(self._early.publish)
             sealed = 0
             while sealing.may_write() and self._sealer.seal_pending():
                 sealed += 1
             sealed += self._sealer.import_staged(self._admission.may_import)
+            if sealing.is_urgent and self._sealer.seal_pending():
+                sealed += 1 + self._sealer.import_staged(self._admission.may_import)
+            self._attempt(self._early.publish)
             progress_written = self._attempt(cleanup.write_progress)
             self._attempt(cleanup.continue_drops)
             if self._cold_tier.is_used:

@@ -8,14 +8,15 @@ The steps of recovery, in order. `Store._recover` calls them; steps without a mo
 5. `restore`              `cold/opening`: add the segments that only the object tier has
 6. `scan_log`             scan every WAL file; copy damage to quarantine, keep entries that no segment covers
 7. `continue_log`         continue the active file after its last valid entry, or begin a new one
-8. `load_floor`           load the number below which no new segment number may be used
-9. `progress`             `subscribers/subscribers`: load every progress file; apply the policy to damaged ones
-10. `drop_ledger`         `removal/drops`: load the drops that some subscriber has not applied yet
-11. `take_back`           `removal/cleanup`: remove drops that never took effect
-12. `replay`              `store`: add the kept entries to the open segment, in order
-13. `continue_drops`      `removal/cleanup`: finish a drop that was interrupted
-14. `missing`             `subscribers/orphaned_progress`: report and count segments that were removed manually
-15. `reserve`             `limits/side_files`: reserve space for acknowledgements on a full disk
+8. `early_progress`       load what was resolved of bundles that no segment had
+9. `load_floor`           load the number below which no new segment number may be used
+10. `progress`             `subscribers/subscribers`: load every progress file; apply the policy to damaged ones
+11. `drop_ledger`         `removal/drops`: load the drops that some subscriber has not applied yet
+12. `take_back`           `removal/cleanup`: remove drops that never took effect
+13. `replay`              `store`: add the kept entries to the open segment, in order
+14. `continue_drops`      `removal/cleanup`: finish a drop that was interrupted
+15. `missing`             `subscribers/orphaned_progress`: report and count segments that were removed manually
+16. `reserve`             `limits/side_files`: reserve space for acknowledgements on a full disk
 
 Each step is reported when it is done, as the event `quiver.recovery.step` with its name in this list.
 
@@ -44,9 +45,11 @@ from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.catalog import Catalog
 from quiver.store.format.cursor import decode_cursor
+from quiver.store.format.early_progress import EARLY_BYTES_MAX, EarlyProgress, decode_early_progress
 from quiver.store.format.floor import decode_floor, encode_floor
 from quiver.store.format.names import (
     CURSOR_NAME,
+    EARLY_PROGRESS,
     QUARANTINE_DIR,
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
@@ -57,6 +60,7 @@ from quiver.store.format.names import (
     wal_rotated_name,
 )
 from quiver.store.format.wal_entry import encode_entry
+from quiver.store.number_floor import raise_floor
 from quiver.store.reading.store_files import StoreFiles
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
@@ -74,6 +78,7 @@ __all__ = [
     "continue_log",
     "keep_undecodable",
     "load_cursor",
+    "load_early_progress",
     "load_floor",
     "load_segments",
     "quarantine_file",
@@ -148,6 +153,30 @@ def _head(fs: FileSystem, path: str) -> bytes:
         return file.pread(_SMALL_FILE_BYTES_MAX, 0)
     finally:
         file.close()
+
+
+def load_early_progress(fs: FileSystem, root: str, *, observer: Observer, clock: Clock) -> EarlyProgress:
+    """
+    Return what was resolved of unsealed bundles when it was last saved.
+
+    If the file is damaged, it is copied to quarantine and removed, and those bundles are delivered again. The next
+    segment gets a number that no store has reached, as in `load_floor`: receivers may know bundles that were delivered
+    under the numbers in the file.
+    """
+    path = f"{root}/{EARLY_PROGRESS}"
+    if not fs.exists(path):
+        return EarlyProgress()
+    found = fs.read_all(path, size_max=EARLY_BYTES_MAX)
+    answer = decode_early_progress(memoryview(found))
+    if isinstance(answer, Frame):
+        return answer.value
+    keep_damaged(fs, f"{root}/{QUARANTINE_DIR}", EARLY_PROGRESS, found)
+    floor = max(clock.now_ns() // 1_000_000, _UNREACHED)
+    raise_floor(fs, root, floor)
+    remove_durably(fs, [path])
+    observer.event("quiver.early_progress.damaged", level=logging.ERROR, path=path, next_segment=floor)
+    observer.count("quiver.recovery.damaged_files_total", kind="early_progress")
+    return EarlyProgress()
 
 
 def load_floor(fs: FileSystem, root: str, *, observer: Observer, clock: Clock) -> int:
@@ -457,12 +486,22 @@ def _report(fs: FileSystem, root: str, scan: WalFileScan, start: int, *, rotated
             "quiver.wal.damaged", level=logging.ERROR, path=scan.path, offset=offset, bytes=length, reason=reason
         )
         observer.count("quiver.recovery.damaged_files_total", kind="wal")
-        copy = f"{root}/{QUARANTINE_DIR}/wal-{start + max(0, offset - header_bytes):016}-{length}.damaged"
         source = fs.open_read(scan.path)
         try:
-            keep_as(fs, copy, source.pread(length, offset))
+            found = source.pread(length, offset)
         finally:
             source.close()
+        _keep_span(fs, f"{root}/{QUARANTINE_DIR}", start + max(0, offset - header_bytes), found)
+
+
+def _keep_span(fs: FileSystem, directory: str, position: int, found: bytes) -> None:
+    """Copy damaged bytes to quarantine, unless they are there: a recovery that a crash interrupted repeats them."""
+    # Perhaps under another position: what that recovery sealed is evidence of where the file begins.
+    end = f"-{len(found)}.damaged"
+    names = fs.list_dir(directory) if fs.exists(directory) else []
+    copies = (name for name in names if name.startswith("wal-") and name.endswith(end))
+    if not any(fs.read_all(f"{directory}/{name}", size_max=len(found)) == found for name in copies):
+        keep_as(fs, f"{directory}/wal-{position:016}{end}", found)
 
 
 def continue_log(

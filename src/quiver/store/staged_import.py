@@ -248,14 +248,8 @@ class OpenStoreImport:
     def _next_segment(self) -> int | None:
         if not self._may_take():
             return None
-        sealing = self._context.sealing
         with self._context.lock:
-            if sealing.pending is not None:
-                # Its number is lower and its file does not exist yet: readers in order of numbers would skip it.
-                return None
-            number = sealing.next_seq
-            sealing.next_seq = number + 1
-            return number
+            return self._context.sealing.number_for_import()
 
     def _on_imported(self, info: SegmentInfo) -> None:
         self._cleanup.know(info)

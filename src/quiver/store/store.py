@@ -31,29 +31,30 @@ from quiver.store.cold.opening import open_cold_side
 from quiver.store.cold.tier import ColdTier
 from quiver.store.context import StoreContext
 from quiver.store.directory_identity import HeldPlace
-from quiver.store.encode import SlotEncoder, write_slots
+from quiver.store.early_delivery import EarlyDelivery
+from quiver.store.encode import SlotEncoder
 from quiver.store.entries import ENTRY_OVERHEAD, REREAD_BYTES_MIN, StoreEntries
+from quiver.store.format.early_progress import EarlyProgress
 from quiver.store.format.names import SEGMENTS_DIR
 from quiver.store.internals import StoreInternals
 from quiver.store.limits.admission import Admission
 from quiver.store.limits.capacity import AloneCapacity, Capacity, DeletionPause, OwnCap
+from quiver.store.log_replay import LogReplay
 from quiver.store.maintenance import MaintenancePass
 from quiver.store.properties import StoreProperties
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
 from quiver.store.removal.cleanup import Cleanup
 from quiver.store.removal.drops import DropLedger
+from quiver.store.sealing.boundaries import Boundaries
 from quiver.store.sealing.group_seal import GroupSeal
 from quiver.store.sealing.schedule import Sealing
 from quiver.store.sealing.sealer import Sealer
-from quiver.store.segment.accumulator import EncodedRun
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.subscribers.state import SegmentRef
 from quiver.store.subscribers.subscriber import SubscriberCalls
 from quiver.store.subscribers.subscribers import Subscribers
 from quiver.store.wal.moved import DirectoryMovedError
-from quiver.store.wal.replay import decode_slots
-from quiver.store.wal.scan import ScannedEntry
 from quiver.store.wal.timing import timed_sync
 from quiver.store.wal.writer import ZERO_AHEAD_BYTES, WalLimits, WalWriter
 
@@ -154,6 +155,8 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
         steps = recovery.RecoveryLog(root, observer, self._clock)
         steps.done("cold_list", segments=len(self._cold.register))
         found, next_seq = self._recover_log(steps)
+        early = recovery.load_early_progress(fs, root, observer=observer, clock=self._clock)
+        steps.done("early_progress", segments=len(early.segments))
         next_seq = max(next_seq, recovery.load_floor(fs, root, observer=observer, clock=self._clock))
         steps.done("load_floor", next_segment=next_seq)
         segments = self._catalog.segments()
@@ -172,21 +175,27 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
             audit_bytes_max=self.settings.audit_bytes_max,
             deleting=DeletionPause(self._capacity, self._maintenance),
         )
+        self._claims = self._subscribers.claims
         steps.done("progress", subscribers=len(self._subscribers.table.listed()))
         ledger = DropLedger.load(fs, root, observer)
         steps.done("drop_ledger", highest=ledger.highest)
         next_seq = max(next_seq, self._subscribers.floor() + 1, ledger.highest + 1)
         self._sealing = Sealing(fs, self._segments_dir, self.settings, self._clock, observer, next_seq, self.adapter)
-        self._furnish(ledger)
+        self._furnish(ledger, early)
         self._cleanup.take_back()
         steps.done("take_back")
         for info in segments:
             self._cleanup.know(info)
-        self._replay_all(found)
+        LogReplay(self._context, self._encoder, self._sealer, Boundaries(early.segments)).run(found)
+        self._early.restore({entry.seq: entry.bundle_count for entry in ledger.entries})
+        if not self._logging:
+            self._leave_log()
         steps.done("replay", entries=len(found.replay))
         with contextlib.suppress(OSError):  # maintenance retries and reports it
             self._cleanup.continue_drops()
         steps.done("continue_drops")
+        with contextlib.suppress(OSError):  # maintenance retries it
+            self._early.publish()
         steps.done("missing", segments=self._subscribers.count_missing())
         self._cleanup.side.measure()
         self._cleanup.reserve.keep()
@@ -235,27 +244,7 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
         steps.done("continue_log", position=found.position_end)
         return found, next_seq
 
-    def _replay_all(self, found: recovery.LogFound) -> None:
-        """Add the log entries that no segment contains to the open segment, in order."""
-        for number, (path, entries) in enumerate(found.replay):
-            if number == 0:
-                # Segments contain everything up to here: it must not be replayed again when they are deleted.
-                self._sealer.forget_log(entries[0].start)
-            at = 0
-            while at < len(entries):
-                run = self._encoder.encode_run(entries, at)
-                if run is None:
-                    self._replay(path, entries[at])
-                else:
-                    self._add_run(run)
-                at += 1 if run is None else len(run)
-        if not found.replay:
-            # Segments contain everything in the log: record that, or the next open would scan the log again.
-            self._sealer.forget_log(found.position_end)
-        if not self._logging:
-            self._leave_log()
-
-    def _furnish(self, ledger: DropLedger) -> None:
+    def _furnish(self, ledger: DropLedger, early: EarlyProgress) -> None:
         context = self._context = StoreContext(
             path=self.path,
             settings=self.settings,
@@ -276,8 +265,15 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
         self._cold_tier = ColdTier(
             context, self._cold.tier.get, on_damage=self._quarantine, is_sending=self._cold.is_set
         )
-        self._cleanup = Cleanup(context, ledger, on_reserve=self._on_reserve)
-        self._sealer = Sealer(context, self._cleanup)
+        self._early = EarlyDelivery(
+            context, lambda: (self._wal.written, self._sequence), early, is_enabled=self.settings.deliver_unsealed
+        )
+        if self.settings.deliver_unsealed or early.segments:
+            self._claims.arrivals = self._early
+            self._claims.load, self._claims.load_run = self._early.load, self._early.load_run
+            self._subscribers.save_early, self._subscribers.seal = self._early.save_locked, self.seal
+        self._cleanup = Cleanup(context, ledger, self._early, on_reserve=self._on_reserve)
+        self._sealer = Sealer(context, self._cleanup, self._early)
         self._admission = Admission(context, self._cleanup, self._capacity, self._sealer)
         self._group_seal = GroupSeal(
             self._sealing, self.seal, require_healthy=self._wal.require_healthy, clock=self._clock
@@ -288,6 +284,7 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
             self._sealer,
             self._admission,
             self._cold_tier,
+            self._early,
             require_open=self._require_open,
             sync_log=None if self._has_threads or not self._logging else self._sync_log,
         )
@@ -302,39 +299,6 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
             self.seal()
             self._wal.retire_covered()
             self._sealer.forget_log()
-
-    def _replay(self, path: str, scanned: ScannedEntry) -> None:
-        entry = scanned.entry
-        sealing = self._sealing
-        encoded = self._encoder.encode_logged(entry.slots)
-        copied = encoded is None
-        if encoded is None:
-            try:
-                batches = decode_slots(entry, path=path, position=scanned.start)
-                encoded = self._encode(batches, {slot.slot: slot.fingerprint for slot in entry.slots})
-            except (CorruptionError, InvalidBundleError) as error:
-                recovery.keep_undecodable(self._fs, self.path, scanned, observer=self._observer, reason=str(error))
-                return
-        self._seal_if_full()
-        with self._lock:
-            if copied:
-                write_slots(encoded.slots, sealing.arena.take(encoded.nbytes), 0)
-            sealing.add(encoded, entry.ingested_at_ns, entry.sequence, scanned.start, scanned.end)
-
-    def _add_run(self, run: EncodedRun) -> None:
-        added = 0
-        while added < len(run):
-            self._seal_if_full()
-            with self._lock:
-                added = self._sealing.add_run(run, added)
-
-    def _seal_if_full(self) -> None:
-        sealing = self._sealing
-        if sealing.full:
-            with self._lock:
-                sealing.swap()
-        if sealing.pending is not None:
-            self._sealer.seal_pending()
 
     # ── taking in ────────────────────────────────────────────────────────────────────────────────────
 
@@ -394,15 +358,21 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
             self._sequence = sequence + 1
         if swapped:
             self._sealing_wanted()
-        if durable and not self._logging:
-            self._group_seal.wait_for(sequence, self._clock.monotonic() + (timeout or 0.0))
-        elif durable:
-            if self._wal.zeros_wanted and self._background is not None:
-                self._background.ask_zeros()
-            self._wal.sync_through(end)
+        if durable:
+            self._make_durable(sequence, end, timeout)
         elif self._background is not None and not self._background.dirty:
             self._background.mark_dirty()
+        if self._claims.waiting and self._claims.arrivals is not None:
+            self._claims.wake()
         return _receipt((sequence, end))
+
+    def _make_durable(self, sequence: int, end: int, timeout: float | None) -> None:
+        if not self._logging:
+            self._group_seal.wait_for(sequence, self._clock.monotonic() + (timeout or 0.0))
+            return
+        if self._wal.zeros_wanted and self._background is not None:
+            self._background.ask_zeros()
+        self._wal.sync_through(end)
 
     def _on_reserve(self, is_lacking: bool) -> None:  # noqa: FBT001 - a callback
         self._needs_care = is_lacking or self._is_limited or self._closed
@@ -454,6 +424,8 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
         with self._maintenance:
             self._require_open()
             self._sealer.seal_everything()
+            with contextlib.suppress(OSError):  # maintenance retries it
+                self._early.publish()
 
     def flush(self) -> None:
         """Call `seal`: the former name, for one release."""
@@ -546,6 +518,7 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
     def _leave_in_order(self) -> None:
         try:
             self._cleanup.write_progress()
+            self._early.end()
             self._cleanup.continue_drops()
             self._cleanup.free_finished()
             self._cold.register.keep()

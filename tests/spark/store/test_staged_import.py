@@ -428,7 +428,7 @@ def test_inspect_describes_a_commit():
     """By its name and by its first bytes; the example of the documentation is described correctly."""
     from pathlib import Path
 
-    from quiver.store.format.describe import STORE_FILES
+    from quiver.store.format.describe.files import STORE_FILES
 
     page = (Path(__file__).parents[3] / "docs" / "formats" / "sink.md").read_text()
     example = page.rpartition("```text\n")[2].partition("```")[0].encode()

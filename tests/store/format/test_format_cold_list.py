@@ -19,7 +19,7 @@ from quiver.store.format.cold_list import (
     encode_cold_list,
     object_name,
 )
-from quiver.store.format.describe import STORE_FILES
+from quiver.store.format.describe.files import STORE_FILES
 
 NEW = ColdSegment(
     7, 33_554_000, 0xA1B2C3D4, 120, (500, 900), (40, 159), (1_700_000_000_000_000_000, 1_700_000_005_000_000_000),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from disk_files import with_new_crc32
 from quiver.primitives.findings import Description, Problem
 from quiver.store.format.cursor import encode_cursor
-from quiver.store.format.describe import STORE_FILES
+from quiver.store.format.describe.files import STORE_FILES
 from quiver.store.format.floor import encode_floor
 from quiver.store.format.progress import Progress, SegmentProgress, encode_progress
 from quiver.store.format.segment.manifest import ManifestMetadata

@@ -6,7 +6,7 @@ import pytest
 
 from quiver.store.format.audit import AuditRecord, encode_audit_record
 from quiver.store.format.cores import encode_claim
-from quiver.store.format.describe import STORE_FILES
+from quiver.store.format.describe.files import STORE_FILES
 from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
 from quiver.store.format.progress import Progress, encode_progress
 from quiver.store.format.room import encode_cap_note, encode_room_wanted

@@ -18,7 +18,7 @@ from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.audit import AuditRecord, decode_audit, encode_audit_record
 from quiver.store.format.cores import decode_claim, encode_claim
 from quiver.store.format.cursor import decode_cursor, encode_cursor
-from quiver.store.format.describe import STORE_FILES
+from quiver.store.format.describe.files import STORE_FILES
 from quiver.store.format.drop_ledger import DroppedSegment, decode_drop_ledger, encode_drop_ledger
 from quiver.store.format.floor import decode_floor, encode_floor
 from quiver.store.format.identity import decode_identity

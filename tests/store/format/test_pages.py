@@ -14,7 +14,7 @@ import pytest
 
 from format_pages import PAGES, code_of, page_of
 from quiver.primitives.scan import Frame
-from quiver.store.format.describe import STORE_FILES
+from quiver.store.format.describe.files import STORE_FILES
 from quiver.store.format.segment.event_times import (
     EVENT_COLUMNS_KEY,
     EVENT_TIMES_KEY,
@@ -26,13 +26,17 @@ from quiver.store.format.segment.event_times import (
 from quiver.store.format.segment.file import DIRECTORY_SCHEMA, decode_segment_footer
 from quiver.store.format.segment.manifest import INGESTED_AT_KEY
 
-KINDS = ["wal", "cursor", "segment", "progress", "floor", "drops", "cores", "room", "retry-set", "cold-list"]
+KINDS = [
+    "wal", "cursor", "segment", "progress", "early-progress", "floor", "drops", "cores", "room", "retry-set",
+    "cold-list",
+]  # fmt: skip
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 STRUCTS = {
     "wal": ["WAL_HEADER", "ENTRY_HEAD", "SLOT_HEAD", "CRC"],
     "cursor": ["SIDECAR"],
     "segment": ["SEGMENT_FOOTER", "SEGMENT_TRAILER"],
     "progress": ["PROGRESS_HEADER", "PROGRESS_ENTRY"],
+    "early-progress": ["EARLY_HEADER", "EARLY_SEGMENT", "EARLY_ENTRY"],
     "floor": ["SIDECAR", "FLOOR_SKIPPED"],
     "drops": ["DROP_HEADER", "DROP_ENTRY"],
     "cores": ["SIDECAR"],
@@ -45,6 +49,7 @@ LIMITS = {
     "cursor": 0,
     "segment": 5,
     "progress": 2,
+    "early-progress": 3,
     "floor": 0,
     "drops": 2,
     "cores": 1,
@@ -57,6 +62,7 @@ EXAMPLES = {
     "cursor": 1,
     "segment": 0,
     "progress": 2,
+    "early-progress": 1,
     "floor": 2,
     "drops": 0,
     "cores": 1,
@@ -182,6 +188,7 @@ def test_directory_and_manifest_columns():
     ("wal", "wal_file.WAL_MAGIC"), ("cursor", "cursor.CURSOR_MAGIC"), ("floor", "floor.FLOOR_MAGIC"),
     ("drops", "drop_ledger.DROP_MAGIC"), ("cold-list", "cold_list.COLD_MAGIC"), ("cores", "cores.CLAIM_MAGIC"),
     ("room", "room.CAP_MAGIC"),
+    ("early-progress", "early_progress.EARLY_MAGIC"),
     ("segment", "segment.file.SEGMENT_MAGIC"), ("progress", "progress.PROGRESS_MAGIC"),
 ])  # fmt: skip
 def test_magics(kind, dotted):

@@ -13,23 +13,18 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
 
-from quiver import Settings, Store
+from quiver import Settings
 from quiver.metrics import OpenTelemetryObserver, observe_store
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileStat
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from store_rig import drain, numbered, open_manual
+from store_rig import drain, fill, open_manual
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 SMALL = Settings(segment_bytes_max=1_000_000, wal_rotate_bytes=2_000, wal_bytes_max=80_000, delete_grace_s=0.0)
 opened = partial(open_manual, settings=SMALL)
-
-
-def fill(store: Store, numbers: range) -> None:
-    for number in numbers:
-        store.ingest(numbered(number))
 
 
 class LateSizes(CrashFileSystem):

@@ -317,7 +317,7 @@ def test_retries_in_an_outage_use_bounded_memory(fs: CrashFileSystem) -> None:
         (membership,) = store._subscribers.table.listed()
         queue = membership.queue
         assert queue is not None
-        assert len(queue._delayed) + len(queue._due) < 200
+        assert len(queue._delayed) + len(queue.due) < 200
         assert drain(store) == list(range(20))
 
 

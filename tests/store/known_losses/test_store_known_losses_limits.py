@@ -17,15 +17,10 @@ from quiver import open as open_store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
-from store_rig import ROOT, drain, numbered, open_small
+from store_rig import ROOT, drain, fill, numbered, open_small
 
 pytestmark = pytest.mark.usefixtures("quiet")
 opened = partial(open_small, segment_bytes_max=1_000, wal_rotate_bytes=2_000)
-
-
-def fill(store: Store, numbers: range) -> None:
-    for number in numbers:
-        store.ingest(numbered(number))
 
 
 def counted(store: Store, name: str) -> float:

@@ -12,7 +12,7 @@ from quiver.bundle import OTAP, Bundle
 from quiver.errors import CorruptionError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
-from quiver.store.format.describe import STORE_FILES
+from quiver.store.format.describe.files import STORE_FILES
 from quiver.store.segment import reader as reader_module
 from quiver.store.segment.reader import SegmentReader
 

@@ -9,7 +9,8 @@ from quiver.bundle import BundleRef
 from quiver.errors import DirectoryInUseError, StoreClosedError, UnknownSubscriberError, UsageError
 from quiver.store.format.progress import Progress
 from quiver.store.subscribers.progress_store import SubscriberFile, load_progress
-from quiver.store.subscribers.state import Rewound, SegmentRef
+from quiver.store.subscribers.start import Rewound
+from quiver.store.subscribers.state import SegmentRef
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 

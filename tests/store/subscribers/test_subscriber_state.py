@@ -11,7 +11,8 @@ from quiver.bundle import BundleRef
 from quiver.errors import BundleUnavailableError, UsageError
 from quiver.primitives.scan import Frame
 from quiver.store.format.progress import Progress, SegmentProgress, decode_progress, encode_progress
-from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState, start_segment
+from quiver.store.subscribers.start import start_segment
+from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
 
 def _segments(*counts: tuple[int, int], next_seq: int = 0) -> Segments:

@@ -16,7 +16,7 @@ from quiver.lazy_names import warn_renamed
 from quiver.store.cores.subscriber import require_no_place
 from quiver.store.store import Store
 from quiver.store.subscribers.records import SubscriberLag, SubscriberStatus
-from quiver.store.subscribers.state import Rewound
+from quiver.store.subscribers.start import Rewound
 
 __all__ = ["MultiCoreSubscriberCalls"]
 

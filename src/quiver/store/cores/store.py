@@ -44,7 +44,7 @@ from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import MaintenanceReport
 from quiver.store.store import Store
 from quiver.store.subscribers.queue import Order
-from quiver.store.subscribers.state import Start
+from quiver.store.subscribers.start import Start
 
 __all__ = ["CoreReceipt", "MultiCoreStore", "OpenCore"]
 

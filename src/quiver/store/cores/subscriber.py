@@ -18,7 +18,7 @@ from quiver.lazy_names import lazy_names, warn_renamed
 from quiver.store.subscribers.claims import BundleHandle
 from quiver.store.subscribers.records import SubscriberLag
 from quiver.store.subscribers.runs import BundleRun
-from quiver.store.subscribers.state import Rewound
+from quiver.store.subscribers.start import Rewound
 from quiver.store.subscribers.subscriber import Subscriber
 
 __all__ = ["CoreHandle", "CoreRun", "MultiCoreSubscriber", "require_no_place"]

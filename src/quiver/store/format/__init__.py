@@ -17,6 +17,7 @@ module                purpose
 `retry_set.py`        the bundles that an exporter will try again (pure)
 `exporter_report.py`  the last success and the last failure of an exporter (pure)
 `drop_ledger.py`      segments that a policy dropped, until every subscriber has recorded it (pure)
+`early_progress.py`   what subscribers resolved of bundles that are not in a segment yet (pure)
 `cold_list.py`        the segments that have a copy in the object tier (pure)
 `cores.py`            how stores share one size cap: directory names and claims (pure)
 `sink_commit.py`      the commit of a Spark sink (pure)
@@ -24,8 +25,7 @@ module                purpose
 `identity.py`         the identity of a store (pure)
 `snapshot_list.py`    the files of a snapshot (pure)
 `room.py`             how sinks and the owner of a store agree on disk space (pure)
-`describe.py`         any of these files as a human-readable description (pure)
-`describe_side.py`    the same for the small files next to log and segments (pure)
+`describe/`           any of these files as a human-readable description (pure)
 `sidecar.py`          the layout that cursor, floor and claims share (pure)
 ====================  ===========================================================================================
 

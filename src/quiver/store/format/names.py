@@ -20,6 +20,7 @@ __all__ = [
     "CURSOR_NAME",
     "DEAD_LETTER_DIR",
     "DROP_LEDGER",
+    "EARLY_PROGRESS",
     "QUARANTINE_DIR",
     "RESERVE",
     "SEGMENTS_DIR",
@@ -32,6 +33,7 @@ __all__ = [
     "WAL_DIR",
     "WAL_NEXT",
     "check_subscriber_id",
+    "is_subscriber_id",
     "parse_progress_name",
     "parse_report_name",
     "parse_retry_set_name",
@@ -70,6 +72,8 @@ STORE_ID = "quiver.id"
 
 DROP_LEDGER = "quiver.drops"
 """Segments that a policy dropped and not every subscriber has recorded yet."""
+EARLY_PROGRESS = "quiver.early"
+"""The bundles that subscribers have resolved although no segment file has them yet."""
 RESERVE = "quiver.reserve"
 """Reserved disk space, freed when the disk is full, so that progress can still be written."""
 
@@ -132,7 +136,7 @@ def parse_progress_name(name: str) -> str | None:
         return None
     subscriber = name.removeprefix(_PROGRESS_PREFIX)
     # An id has no dot, so a name that ends in ".tmp" or ".lock" never matches.
-    return subscriber if _is_subscriber_id(subscriber) else None
+    return subscriber if is_subscriber_id(subscriber) else None
 
 
 def progress_backup_name(subscriber: str) -> str:
@@ -169,7 +173,7 @@ def retry_set_name(subscriber: str) -> str:
 def parse_retry_set_name(name: str) -> str | None:
     """Return the subscriber id in *name*, or None when it is not a retry set."""
     subscriber = name.removeprefix(_RETRY_PREFIX)
-    return subscriber if subscriber != name and _is_subscriber_id(subscriber) else None
+    return subscriber if subscriber != name and is_subscriber_id(subscriber) else None
 
 
 def report_name(exporter: str) -> str:
@@ -186,7 +190,7 @@ def report_name(exporter: str) -> str:
 def parse_report_name(name: str) -> str | None:
     """Return the exporter in *name*, or None if it is not a report."""
     exporter = name.removeprefix(_REPORT_PREFIX)
-    return exporter if exporter != name and _is_subscriber_id(exporter) else None
+    return exporter if exporter != name and is_subscriber_id(exporter) else None
 
 
 def skip_ledger_name(subscriber: str) -> str:
@@ -203,7 +207,7 @@ def skip_ledger_name(subscriber: str) -> str:
 def parse_skip_ledger_name(name: str) -> str | None:
     """Return the subscriber id in *name*, or None when it is not a ledger of skipped segments."""
     subscriber = name.removeprefix(f"{DROP_LEDGER}.")
-    return subscriber if subscriber != name and _is_subscriber_id(subscriber) else None
+    return subscriber if subscriber != name and is_subscriber_id(subscriber) else None
 
 
 def retry_lock_name(subscriber: str) -> str:
@@ -233,7 +237,8 @@ def check_subscriber_id(subscriber: str) -> None:
         raise UsageError(f"subscriber id {subscriber!r} is a device name on Windows; choose another")
 
 
-def _is_subscriber_id(subscriber: str) -> bool:
+def is_subscriber_id(subscriber: str) -> bool:
+    """Return whether `check_subscriber_id` accepts *subscriber*."""
     return bool(_SUBSCRIBER_ID.fullmatch(subscriber)) and not _RESERVED.fullmatch(subscriber)
 
 

@@ -306,6 +306,7 @@ class Admission:
 
     def _without_lock(self, full: Full, nbytes: int) -> bool:
         """Free space with the store's lock released; return True if anything changed."""
+        self._context.sealing.is_urgent = True
         if self.wake is not None and self._is_being_written():
             self.wake()
             return False
@@ -319,7 +320,7 @@ class Admission:
             self._context.lock.acquire()
 
     def _make_room(self, full: Full, nbytes: int) -> bool:
-        if self._sealer.seal_pending():
+        if self._sealer.seal_pending(may_wait=False):
             return True
         with contextlib.suppress(OSError):  # maintenance tries again and reports it; here it is only one more refusal
             self._cleanup.write_progress()
@@ -374,7 +375,7 @@ class Admission:
         with context.lock:
             before = context.wal.disk_bytes
             swapped = context.sealing.swap()
-        sealed = self._sealer.seal_pending() if swapped else 0
+        sealed = self._sealer.seal_pending(may_wait=False) if swapped else 0
         self._sealer.forget_log(0)
         self._retire_log()
         return sealed > 0 or context.wal.disk_bytes < before

@@ -32,12 +32,14 @@ from quiver.primitives.scan import Answer, Damage, Frame, as_damage
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import decode_drop_ledger
+from quiver.store.format.early_progress import decode_early_progress
 from quiver.store.format.floor import decode_floor, encode_floor
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import (
     CURSOR_NAME,
     DEAD_LETTER_DIR,
     DROP_LEDGER,
+    EARLY_PROGRESS,
     QUARANTINE_DIR,
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
@@ -221,6 +223,8 @@ def _small_files(work: _Work) -> Iterator[Repaired]:
     for name in (DROP_LEDGER, EVICTED):
         lost = "which drops by policy its subscribers have not resolved yet: for them those segments are missing"
         yield from _remove_if_damaged(work, f"{root}/{name}", decode_drop_ledger, lost)
+    lost = "which bundles were resolved before they were sealed: those are delivered again"
+    yield from _remove_if_damaged(work, f"{root}/{EARLY_PROGRESS}", decode_early_progress, lost)
     for subscriber in find_subscribers(work.fs, root):
         lost = f"the record of bundles skipped for {subscriber}; they stay skipped"
         yield from _remove_if_damaged(work, f"{root}/{skip_ledger_name(subscriber)}", decode_drop_ledger, lost)

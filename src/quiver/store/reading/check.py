@@ -27,6 +27,7 @@ from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, deco
 from quiver.store.format.cores import CORE_CLAIM, EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import decode_drop_ledger
+from quiver.store.format.early_progress import decode_early_progress
 from quiver.store.format.floor import decode_floor
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import (
@@ -35,6 +36,7 @@ from quiver.store.format.names import (
     CURSOR_NAME,
     DEAD_LETTER_DIR,
     DROP_LEDGER,
+    EARLY_PROGRESS,
     QUARANTINE_DIR,
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
@@ -179,6 +181,7 @@ def check_store(
         _check_unlisted(fs, report, folder_of(identity), objects)
     for name in (DROP_LEDGER, EVICTED):
         _check_small(fs, report, f"{root}/{name}", decode_drop_ledger)
+    _check_small(fs, report, f"{root}/{EARLY_PROGRESS}", decode_early_progress)
     _check_claim(fs, report)
     for name in _names(fs, root):
         # A backup is a progress file too; the next writer of its subscriber may remove it meanwhile.

@@ -34,7 +34,8 @@ from quiver.store.subscribers.progress_store import (
     progress_path,
     save_rewound,
 )
-from quiver.store.subscribers.state import SegmentRef, Segments, Start, SubscriberState, start_segment
+from quiver.store.subscribers.start import Start, start_segment
+from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
 __all__ = [
     "RewindEffect",

@@ -25,6 +25,7 @@ from quiver.primitives.disk.disk_full import is_full_disk
 from quiver.store import recovery
 from quiver.store.cold.local_retention import LocalRetention
 from quiver.store.context import StoreContext
+from quiver.store.early_delivery import EarlyDelivery
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.drop_ledger import DroppedSegment, DropReason
 from quiver.store.limits.side_files import Reserve, SideFiles
@@ -32,6 +33,7 @@ from quiver.store.removal.drops import DropLedger
 from quiver.store.removal.retention import Retention
 from quiver.store.sealing.schedule import Pending
 from quiver.store.segment.info import SegmentInfo
+from quiver.store.subscribers.state import SegmentRef
 
 __all__ = ["Cleanup", "Freed"]
 
@@ -56,12 +58,16 @@ class Cleanup:
     Args:
         context: the store.
         ledger: the drop ledger as recovery found it.
+        early: has the progress of bundles that are not sealed.
         on_reserve: called with True when the disk has no space for the reserve, and with False when it has again.
     """
 
-    def __init__(self, context: StoreContext, ledger: DropLedger, *, on_reserve: Callable[[bool], None]) -> None:
+    def __init__(
+        self, context: StoreContext, ledger: DropLedger, early: EarlyDelivery, *, on_reserve: Callable[[bool], None]
+    ) -> None:
         settings = context.settings
         self._context = context
+        self._early = early
         self._ledger = ledger
         self._apply_again = False
         self.retention = Retention(
@@ -114,7 +120,6 @@ class Cleanup:
         Raises:
             OSError: there is still no space, or the disk failed.
         """
-        subscribers = self._context.subscribers
         if self._apply_again:
             # Before progress moves past the deleted numbers: afterwards the losses could not be attributed.
             self._apply_again = False
@@ -122,12 +127,17 @@ class Cleanup:
         # Replacing a file needs space for the new one: delete finished segments first, then use the reserve.
         for make_room in (self._evict_all, self.reserve.spend):
             try:
-                return subscribers.save()
+                return self._save()
             except OSError as error:
                 if not is_full_disk(error):
                     raise
                 make_room()
-        return subscribers.save()
+        return self._save()
+
+    def _save(self) -> int:
+        written = self._context.subscribers.save()
+        self._early.save()
+        return written
 
     def _evict_all(self) -> bool:
         return self.evict(None).segments > 0
@@ -278,6 +288,7 @@ class Cleanup:
             # If this fails the entry stays, because it is unknown which cursor a crash would leave. If the segment is
             # written after all, `continue_drops` removes the entry.
             self._on_full_disk(lambda: context.wal.advance_cursor(position, or_never=True))
+            context.subscribers.unsealed.remove_dropped(SegmentRef(pending.seq, sealed.bundle_count))
             self._count_dropped([entry])
             context.observer.count("quiver.retention.size_emergency_total")
             with contextlib.suppress(OSError):  # the ledger keeps the number until every progress file has it

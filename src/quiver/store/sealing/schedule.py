@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from quiver.bundle import Adapter
 from quiver.clock import Clock
@@ -22,6 +23,8 @@ from quiver.settings import Settings
 from quiver.store.encode import EncodedBundle
 from quiver.store.segment.accumulator import EncodedRun, OpenSegment, SealedSegment
 from quiver.store.segment.info import SegmentInfo
+from quiver.store.segment.log_backed import LogBackedMessage
+from quiver.store.segment.unsealed import UnsealedBundles
 from quiver.store.segment.writer import write_segment
 from quiver.store.wal.reread import LogReader
 
@@ -48,6 +51,8 @@ class Pending:
         log: reads the large bundles, which are only in the log.
         sequence_last: the sequence number of the last bundle.
         born_s: when the newest bundle arrived, in monotonic seconds; never too early.
+        unsealed: reads its bundles from memory.
+        closed_s: when it was closed, in monotonic seconds.
     """
 
     seq: int
@@ -56,6 +61,8 @@ class Pending:
     log: LogReader
     sequence_last: int
     born_s: float
+    unsealed: UnsealedBundles
+    closed_s: float
 
 
 class Sealing:
@@ -83,7 +90,12 @@ class Sealing:
         self._clock = clock
         self._observer = observer
         self.next_seq = next_seq
-        self.open = self._new_segment()
+        """The number of the open segment."""
+        self.delivered_through = -1
+        """Segments up to this number are delivered before their files are written."""
+        self.load_from_log: Callable[[LogBackedMessage], Any] = lambda message: message.load()
+        """Reads a message that is only in the log, at any time."""
+        self._begin_segment()
         self.full = False
         """The open segment takes no more bundles; it waits for the pending one."""
         # Memory for two segments: the open one reuses the memory of the one written before it.
@@ -91,6 +103,8 @@ class Sealing:
         self.arena = Arena(self._pool)
         self.log = LogReader(fs)
         self.pending: Pending | None = None
+        self.is_urgent = False
+        """The pending segment is written without waiting for subscribers that may still resolve all of it."""
         self.added_through = -1
         """The sequence number of the last bundle added."""
         self.sealed_through = -1
@@ -101,10 +115,39 @@ class Sealing:
         self._retry_at = 0.0
         self._report_at = 0.0
 
-    def _new_segment(self) -> OpenSegment:
+    def _begin_segment(self) -> None:
         settings = self._settings
         self._bundles_left = settings.segment_bundles_max
-        return OpenSegment(streams_max=settings.segment_streams_max, bytes_max=settings.segment_bytes_max)
+        self.open = OpenSegment(streams_max=settings.segment_streams_max, bytes_max=settings.segment_bytes_max)
+        self.unsealed = UnsealedBundles(self.next_seq, self.open, self._adapter, self._load)
+
+    def _load(self, message: LogBackedMessage) -> Any:
+        return self.load_from_log(message)
+
+    def renumber(self, seq: int) -> None:
+        """Give the open segment, which must be empty, the number *seq*, which is not below `next_seq`."""
+        self.next_seq = seq
+        self._begin_segment()
+
+    def number_for_import(self) -> int | None:
+        """
+        Return the next number for a segment that another process wrote; None if an unsealed segment is before it.
+
+        Readers in order of numbers would skip that segment. It is sealed first.
+        """
+        if self.pending is not None:
+            return None
+        number = self.next_seq
+        if self.open.is_empty:
+            self.renumber(number + 1)
+        elif number <= self.delivered_through:
+            self.swap()
+            self.is_urgent = True
+            return None
+        else:
+            self.next_seq = number + 1
+            self.unsealed.seq = number + 1
+        return number
 
     @property
     def nbytes(self) -> int:
@@ -126,15 +169,15 @@ class Sealing:
         self.full = full = full or self._bundles_left <= 0
         return full
 
-    def add_run(self, run: EncodedRun, first: int) -> int:
+    def add_run(self, run: EncodedRun, first: int, stop: int) -> int:
         """
-        Add bundles of *run* from *first* on to the open segment until it is full; return the index after the last one.
+        Add bundles of *run* from *first* until *stop* to the open segment until it is full.
 
-        At least one is added, even if it is full already.
+        Return the index after the last one. At least one is added, even if it is full already.
         """
         if self._opened_at is None:
             self._begin()
-        count = self.open.append_run(run, first, self._bundles_left)
+        count = self.open.append_run(run, first, min(self._bundles_left, stop - first))
         self.added_through = run.sequences[first + count - 1]
         self._bundles_left -= count
         self.full = self.open.is_full or self._bundles_left <= 0
@@ -154,13 +197,16 @@ class Sealing:
         """Close the open segment and begin another; return False if it is empty or another is still being written."""
         if self.pending is not None or self.open.is_empty:
             return False
-        sealed = self.open.seal()
+        sealed = self.open.seal(keeps_messages=self.next_seq <= self.delivered_through)
         born_s = self._born_s(sealed.ingested_max_ns)
-        self.pending = Pending(self.next_seq, sealed, self.arena, self.log, self.added_through, born_s)
+        closed_s = self._clock.monotonic()
+        self.pending = Pending(
+            self.next_seq, sealed, self.arena, self.log, self.added_through, born_s, self.unsealed, closed_s
+        )
         self.next_seq += 1
         self.arena = Arena(self._pool)
         self.log = LogReader(self._fs)
-        self.open = self._new_segment()
+        self._begin_segment()
         self._opened_at = None
         self.full = False
         return True
@@ -191,7 +237,9 @@ class Sealing:
         if self.pending is not None:
             pending, self.pending = self.pending, None
             self.sealed_through = pending.sequence_last
-            pending.arena.release()
+            self.is_urgent = False
+            if pending.seq > self.delivered_through:  # otherwise a subscriber may hold bundles
+                pending.arena.release()
 
     def try_now(self) -> None:
         """Try a failed segment again without delay: space was freed."""

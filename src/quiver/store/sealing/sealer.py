@@ -21,6 +21,7 @@ from quiver.invariant import invariant
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.disk_full import is_full_disk, what_is_short
 from quiver.store.context import StoreContext
+from quiver.store.early_delivery import EarlyDelivery
 from quiver.store.removal.cleanup import Cleanup
 from quiver.store.sealing.schedule import Pending
 from quiver.store.segment.info import SegmentInfo
@@ -38,20 +39,25 @@ class Sealer:
     Args:
         context: the store.
         cleanup: records the age of each segment; has a reserve for the cursor when the disk is full.
+        early: knows which segments need no file.
     """
 
-    def __init__(self, context: StoreContext, cleanup: Cleanup) -> None:
+    def __init__(self, context: StoreContext, cleanup: Cleanup, early: EarlyDelivery) -> None:
         self._context = context
         self._cleanup = cleanup
+        self._early = early
         self._staged_import = OpenStoreImport(context, cleanup)
 
     def import_staged(self, may_take: Callable[[], bool]) -> int:
         """Import segments that Spark sinks committed (see `staged_import`) while *may_take* allows; return how many."""
         return self._staged_import.import_all(may_take)
 
-    def seal_pending(self) -> int:
+    def seal_pending(self, *, may_wait: bool = True) -> int:
         """
-        Write the pending segment if there is one and it may be tried; return the number of segments written.
+        Write the pending segment if there is one and it may be tried; return the number of segments that left memory.
+
+        A segment that every subscriber has resolved is dropped instead. With *may_wait*, one that subscribers may
+        still resolve completely is left for the next call.
 
         Raises:
             StoreFailedError: the disk failed, or the directory was moved, and the log is poisoned.
@@ -63,6 +69,10 @@ class Sealer:
             if pending is None or not sealing.may_write():
                 return 0
             context.place.require()
+            if self._drop_resolved(pending):
+                return 1
+            if may_wait and self._early.may_wait(pending):
+                return 0
             try:
                 info = sealing.write(self._open_log)
                 _check_complete(info, pending)
@@ -77,13 +87,25 @@ class Sealer:
             self._cleanup.know(info, pending.born_s)
             context.catalog.add(info)
             context.subscribers.sealed(SegmentRef.of(info))
-            with context.lock:
-                sealing.done()
-                if sealing.full:
-                    sealing.swap()
-                context.room.notify_all()
+            self._done()
             context.observer.count("quiver.segment.sealed_total")
             return 1
+
+    def _drop_resolved(self, pending: Pending) -> bool:
+        dropped = self._early.drop(pending)
+        if dropped:
+            self.forget_log()
+            self._done()
+            self._context.observer.count("quiver.segment.unwritten_total")
+        return dropped
+
+    def _done(self) -> None:
+        context = self._context
+        with context.lock:
+            context.sealing.done()
+            if context.sealing.full:
+                context.sealing.swap()
+            context.room.notify_all()
 
     def _open_log(self, log: LogReader) -> None:
         if log.end:
@@ -105,7 +127,7 @@ class Sealer:
                 sealing.swap()
             if sealing.pending is None:
                 return
-            if not self.seal_pending() and sealing.failure is not None:
+            if not self.seal_pending(may_wait=False) and sealing.failure is not None:
                 raise CapacityError(
                     f"{what_is_short(sealing.failure, self._context.path)}: segment {sealing.pending.seq} waits"
                 ) from sealing.failure

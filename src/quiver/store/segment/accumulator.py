@@ -241,6 +241,35 @@ class OpenSegment:
         return self._ingested_at_ns[0] if self._ingested_at_ns else None
 
     @property
+    def sequence_first(self) -> int | None:
+        """Sequence of its first bundle; None if it is empty."""
+        return self._sequence_first
+
+    @property
+    def wal_position_start(self) -> int | None:
+        """Position of its first bundle's log entry; None if it is empty."""
+        return self._wal_start
+
+    @property
+    def has_all_sequences(self) -> bool:
+        """Whether its bundles have consecutive sequence numbers, as those of an intact log have."""
+        first, last = self._sequence_first, self._sequence_last
+        return first is None or last is None or last - first + 1 == self.bundle_count
+
+    def ingested_at_ns(self, index: int) -> int:
+        """Return when bundle *index* was ingested, in nanoseconds since the epoch."""
+        return self._ingested_at_ns[index]
+
+    def slots_of(self, index: int) -> list[tuple[int, StreamSchema, Any]]:
+        """Return slot, schema and message of each slot of bundle *index*, also after `seal`."""
+        start = self._refs_end[index - 1] if index else 0
+        found = []
+        for ref in self._refs[start : self._refs_end[index]]:
+            stream = self._streams[ref >> 32]
+            found.append((stream.slot, stream.stream_schema, stream.chunks[ref & _CHUNK_MASK]))
+        return found
+
+    @property
     def is_full(self) -> bool:
         """Whether it has reached a cap of bytes or streams, or the most bundles that a progress file can track."""
         return (
@@ -336,10 +365,15 @@ class OpenSegment:
         by_schema[stream_schema] = found
         return found
 
-    def seal(self) -> SealedSegment:
-        """Return everything collected, ready to be written. Cheap; nothing may be appended afterwards."""
+    def seal(self, *, keeps_messages: bool = False) -> SealedSegment:
+        """
+        Return everything collected, ready to be written. Cheap; nothing may be appended afterwards.
+
+        With *keeps_messages*, `slots_of` can be called while it is written, too.
+        """
         return SealedSegment(
             streams=self._streams,
+            keeps_messages=keeps_messages,
             refs=self._refs,
             refs_end=self._refs_end,
             ingested_at_ns=self._ingested_at_ns,
@@ -368,6 +402,7 @@ class SealedSegment:
         self,
         *,
         streams: Sequence[_Stream],
+        keeps_messages: bool,
         refs: array[int],
         refs_end: array[int],
         ingested_at_ns: array[int],
@@ -376,6 +411,7 @@ class SealedSegment:
         file_bytes: int,
     ) -> None:
         self._open_streams = streams
+        self._keeps_messages = keeps_messages
         self._refs = refs
         self._refs_end = refs_end
         self._ingested_at_ns = ingested_at_ns
@@ -468,7 +504,8 @@ class SealedSegment:
         # Each stream releases its batches as soon as it is encoded: never more than one stream is in memory twice.
         for stream in self._open_streams[len(self._runs) :]:
             self._runs.append(_runs(stream))
-            stream.chunks = []
+            if not self._keeps_messages:
+                stream.chunks = []
 
     def _run_starts(self) -> dict[int, SealedStream]:
         """Return each run by the reference to its first chunk, as `append` created it."""

@@ -8,6 +8,7 @@ rejected), or back to pending if its handle is deferred, dropped, or cannot be r
 module                  purpose
 ======================  =================================================================================
 `state.py`              what one subscriber has resolved, and the rules of a progress file (pure)
+`start.py`              where a subscriber starts, and how far it is rewound (pure)
 `queue.py`              its pending bundles in the order of delivery, and its claims (pure)
 `progress_store.py`     progress files on disk: read, replace, own; usable without a store
 `records.py`            one subscriber in an open store: live state, durable state, ownership
@@ -15,6 +16,7 @@ module                  purpose
 `runs.py`               runs: consecutive bundles that are handed out together; `BundleRun`
 `subscribers.py`        all subscribers of an open store: register, refresh, rewind, remove
 `subscriber.py`         the public API: `Subscriber`, and the methods of `Store` about subscribers
+`unsealed.py`           segments that are delivered before their file is written
 `drop_applier.py`       segments that policy dropped, resolved for every subscriber
 `retry_set.py`          bundles that an exporter retries, durable; they stay unresolved until they are delivered
 `orphaned_progress.py`  segments that were removed manually, as far as progress files show it

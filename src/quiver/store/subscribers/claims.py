@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.errors import BundleUnavailableError, CorruptionError, UsageError
@@ -15,7 +15,7 @@ from quiver.store.format.audit import AuditOutcome
 from quiver.store.subscribers.queue import DeliveryQueue, Place, RunClaim
 from quiver.store.subscribers.records import SubscriberRecord, SubscriberTable
 
-__all__ = ["WAIT_S_MAX", "BundleHandle", "Claims"]
+__all__ = ["WAIT_S_MAX", "ArrivalSource", "BundleHandle", "Claims"]
 
 _T = TypeVar("_T")
 
@@ -142,9 +142,21 @@ class BundleHandle:
         return f"BundleHandle({self.ref}, {self.outcome or 'claimed'})"
 
 
+class ArrivalSource(Protocol):
+    """The bundles that may be delivered before they are sealed."""
+
+    def arrive(self, queue: DeliveryQueue) -> None:
+        """Add those that are new to *queue*. Called under the condition."""
+        ...
+
+
 class Claims:
     """
     The claims of all subscribers. Thread-safe.
+
+    Attributes:
+        arrivals: the bundles that may be delivered before they are sealed; None if there are none.
+        waiting: the number of callers that wait for a bundle.
 
     Args:
         table: the subscribers.
@@ -161,6 +173,8 @@ class Claims:
         begin: Callable[[SubscriberRecord], None],
         load_run: Callable[[int, int, int], Iterator[Bundle]] | None = None,
     ) -> None:
+        self.arrivals: ArrivalSource | None = None
+        self.waiting = 0
         self.load = load
         self.load_run = load_run if load_run is not None else self._load_each
         self._table = table
@@ -185,8 +199,10 @@ class Claims:
             queue = record.queue
             if queue is None or self._dropped or record.is_removed or self._table.is_closed:
                 queue = self.queue_of(record)
+            if self.arrivals is not None and queue.order != "oldest":
+                self.arrivals.arrive(queue)
             place = queue.take(self._clock.monotonic() if queue.due else 0.0)
-            if place is None and timeout_s != 0:
+            if place is None and (timeout_s != 0 or self.arrivals is not None):
                 queue, place = self._wait_for(record, DeliveryQueue.take, timeout_s)
             return None if place is None else BundleHandle(self, record, queue, place)
 
@@ -216,19 +232,32 @@ class Claims:
         deadline = math.inf if timeout_s is None else self._clock.monotonic() + timeout_s
         while True:
             queue = self.queue_of(record)
+            if self.arrivals is not None:
+                self.arrivals.arrive(queue)
             now = self._clock.monotonic()
             taken = take(queue, now)
             if taken or now >= deadline:
                 return queue, taken
             due = queue.next_due_s()
             until = min(deadline, math.inf if due is None else due, now + WAIT_S_MAX)
-            self._clock.wait(self._condition, until - now)
+            self.waiting += 1
+            try:
+                self._clock.wait(self._condition, until - now)
+            finally:
+                self.waiting -= 1
+
+    def wake(self) -> None:
+        """Wake all callers that wait for a bundle: one that is not sealed has arrived."""
+        with self._condition:
+            self._condition.notify_all()
 
     def claim(self, record: SubscriberRecord, ref: BundleRef) -> BundleHandle:
         """Claim one bundle by its reference; see `Subscriber.claim`."""
         self._begin(record)
         with self._condition:
             queue = self.queue_of(record)
+            if self.arrivals is not None:
+                self.arrivals.arrive(queue)
             queue.claim(ref)
             return BundleHandle(self, record, queue, ref)
 
@@ -279,7 +308,7 @@ class Claims:
         place = handle.place
         if handle.outcome is not None or handle.queue is not queue or place not in queue.claimed:
             self._check_claim(queue, handle, outcome)
-        segment = self._segments.get(place[0])
+        segment = self._segments.find(place[0])
         is_new = segment is not None and record.state.resolve(place, segment.bundle_count)
         if is_new:
             record.is_dirty = True
@@ -309,7 +338,7 @@ class Claims:
         """Resolve those of *bits* that *run* still claims as "acked" or "rejected"; see `BundleRun`."""
         with self._lock:
             bits = self._claimed_bits(record, run, bits, outcome)
-            segment = self._segments.get(run.segment)
+            segment = self._segments.find(run.segment)
             new = 0
             if segment is not None and bits:
                 new = record.state.resolve_run(run.segment, run.first, bits, segment.bundle_count)
@@ -453,7 +482,7 @@ class Claims:
         if handle.outcome == "unreadable":
             # If no one has claimed it since, the consumer may still decide about it. The segment may be in
             # quarantine by now; then there is nothing left to decide.
-            if handle.ref.segment in self._segments:
+            if self._segments.find(handle.ref.segment) is not None:
                 queue.claim(handle.ref)
         elif handle.outcome is not None:
             raise BundleUnavailableError(f"bundle {handle.ref} cannot be {outcome}: it was {handle.outcome} already")

@@ -48,7 +48,8 @@ from quiver.store.format.names import (
     subscriber_lock_name,
 )
 from quiver.store.format.progress import Progress, decode_progress, encode_progress, progress_checksum
-from quiver.store.subscribers.state import SEGMENT_SEQ_MAX, SegmentRef, Segments, Start, SubscriberState, start_segment
+from quiver.store.subscribers.start import Start, start_segment
+from quiver.store.subscribers.state import SEGMENT_SEQ_MAX, SegmentRef, Segments, SubscriberState
 
 __all__ = [
     "PROGRESS_BYTES_MAX",

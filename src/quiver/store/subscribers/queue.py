@@ -24,7 +24,7 @@ from typing import Literal, get_args
 
 from quiver.bundle import BundleRef
 from quiver.errors import BundleUnavailableError, UsageError
-from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
+from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState, Unsealed
 
 __all__ = ["BACKFILL_EVERY", "ClaimableBitmap", "DeliveryQueue", "Order", "Place", "RunClaim", "check_order"]
 
@@ -96,6 +96,21 @@ class ClaimableBitmap:
             self.count += 1
             self._low = min(self._low, at)
             self._high = max(self._high, at)
+
+    def add_bits(self, bits: int) -> None:
+        """Add the index of each bit of *bits* that is set."""
+        self._put_back()
+        words = self._words
+        data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+        words.extend([0] * (-(-len(data) // _WORD_BYTES) - len(words)))
+        for start in range(0, len(data), _WORD_BYTES):
+            new = int.from_bytes(data[start : start + _WORD_BYTES], "little")
+            if new:
+                at = start // _WORD_BYTES
+                self.count += (new & ~words[at]).bit_count()
+                words[at] |= new
+                self._low = min(self._low, at)
+                self._high = max(self._high, at)
 
     def discard(self, index: int) -> None:
         """Remove *index* if it is present."""
@@ -243,6 +258,8 @@ class DeliveryQueue:
         self._state = state
         self._segments = segments
         self._free: dict[int, ClaimableBitmap] = {}
+        # By number of an unsealed segment: how many of its bundles are in one of the collections.
+        self._known: dict[int, int] = {}
         # Segments that may have a claimable bundle, ascending. A segment found to have none is removed.
         self._open = [segment.seq for segment in segments if not state.is_complete(segment)]
         self._taken = 0
@@ -274,16 +291,37 @@ class DeliveryQueue:
         return {segment for segment, _ in self.claimed} | self._runs.keys()
 
     def sealed(self, segment: SegmentRef) -> None:
-        """Add a new segment."""
+        """Add a new segment, or what is new of one that was unsealed until now."""
+        if segment.seq in self._known:
+            self.arrived(segment)
+            del self._known[segment.seq]
+            return
         self._free.pop(segment.seq, None)
         if not self._state.is_complete(segment):
             self._list(segment.seq)
+            self.arrivals += 1
+
+    def arrived(self, segment: SegmentRef | Unsealed) -> None:
+        """Add the bundles of the unsealed *segment* that are new since the last call."""
+        seq, count = segment.seq, segment.bundle_count
+        known = self._known.get(seq, 0)
+        if count == known:
+            return
+        self._known[seq] = count
+        new = ((1 << count) - (1 << known)) & ~self._state.bitmap_of(seq, count)
+        free = self._free.get(seq)
+        if free is None:
+            free = self._free[seq] = ClaimableBitmap(0)
+        if new:
+            free.add_bits(new)
+            self._list(seq)
             self.arrivals += 1
 
     def removed(self, seqs: Iterable[int]) -> None:
         """Remove deleted segments. Claims on their bundles last until they are settled."""
         for seq in seqs:
             self._free.pop(seq, None)
+            self._known.pop(seq, None)
             self._unlist(seq)
 
     def withheld(self, seq: int) -> None:
@@ -295,16 +333,27 @@ class DeliveryQueue:
     def rewound(self, to: BundleRef) -> None:
         """Rebuild the queue after the state was rewound to *to*. Claims and deferrals are kept."""
         for seq in [seq for seq in self._free if seq >= to.segment]:
-            del self._free[seq]
+            if seq in self._known:
+                self._free[seq] = ClaimableBitmap(self._in_unsealed(seq))
+            else:
+                del self._free[seq]
         incomplete = [
             segment.seq for segment in self._segments.between(to.segment) if not self._state.is_complete(segment)
         ]
         self._open = self._open[: bisect_left(self._open, to.segment)] + incomplete
         in_runs = (ref for runs in self._runs.values() for run in runs for ref in run.refs(run.left))
         for place in (*self.claimed, *in_runs, *self._delayed, *self._unreadable):
-            if place[0] >= to.segment and place[0] in self._segments:
+            if place[0] >= to.segment and self._segments.find(place[0]) is not None:
                 self._withhold(place)
+        for seq in sorted(self._known):
+            if self._free[seq].count:
+                self._list(seq)
         self.arrivals += 1
+
+    def _in_unsealed(self, seq: int) -> int:
+        """Return the known bundles of unsealed segment *seq* that are not resolved: bit n is set for bundle n."""
+        known = self._known[seq]
+        return (1 << known) - 1 & ~self._state.bitmap_of(seq, known)
 
     def has_free(self, now_s: float) -> bool:
         """Return whether `take` would return a bundle. Bundles that could not be read do not count."""
@@ -419,9 +468,11 @@ class DeliveryQueue:
         Raises:
             BundleUnavailableError: the bundle does not exist, or is resolved or claimed.
         """
-        segment = self._segments.get(ref.segment)
+        segment = self._segments.find(ref.segment)
         if segment is None or not 0 <= ref.index < segment.bundle_count:
             raise BundleUnavailableError(f"there is no bundle {ref}")
+        if ref.segment in self._segments.unsealed:
+            self.arrived(segment)
         if self.is_claimed(ref):
             raise BundleUnavailableError(f"bundle {ref} is claimed already")
         if self._state.is_resolved(ref):
@@ -513,7 +564,7 @@ class DeliveryQueue:
             del self._open[at]
 
     def _is_pending(self, place: Place) -> bool:
-        return place[0] in self._segments and not self._state.is_resolved(place)
+        return self._segments.find(place[0]) is not None and not self._state.is_resolved(place)
 
     def _first_unreadable(self) -> Place | None:
         while self._unreadable:

@@ -52,6 +52,11 @@ class SubscriberTable:
     audit: AuditTrail | None = None
     dropped: dict[int, SegmentRef] = field(default_factory=dict)
     """By number: segments that policy dropped and that the drop ledger still lists."""
+    early: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    """By subscriber and segment: what recovery found resolved before the segment was sealed, as the number of bundles
+    and a bitmap. It stays until the progress file has it."""
+    restarted: set[str] = field(default_factory=set)
+    """Subscribers whose progress was lost at open."""
     lost: Counter[str] = field(default_factory=Counter)
     """By subscriber: how many bundles it has lost since the store was opened."""
     records: dict[str, SubscriberRecord] = field(default_factory=dict)
@@ -291,6 +296,9 @@ class SubscriberRecord:
         with table.condition:
             self.durable = durable
             self._changed_ns = table.clock.now_ns()
+            early = table.early.get(self.id, {})
+            for seq in [seq for seq in early if seq not in table.segments.unsealed]:
+                del early[seq]
         return True
 
     def edit(self, change: Callable[[SubscriberState], bool], *, is_rewound: bool = False) -> bool:
@@ -349,7 +357,8 @@ class SubscriberRecord:
             self._set_states(file.written)
         with table.condition:
             self.queue = DeliveryQueue(self.state, table.segments, order=self.order)
-            self.is_dirty = self._is_rewound = False
+            self._is_rewound = False
+            self.is_dirty = bool(table.early.get(self.id))
             self.file = file
 
     def release(self) -> None:
@@ -433,6 +442,8 @@ class SubscriberRecord:
             next_seq = table.segments.next_seq
             skipped_segments = list(table.segments.between(0, next_seq - 1))
         made = file.recreate(table.damage_policy, next_seq=next_seq)
+        table.early.pop(self.id, None)
+        table.restarted.add(self.id)
         skipped = sum(segment.bundle_count for segment in skipped_segments) if made.start == "latest" else 0
         table.observer.event(
             "quiver.subscriber.progress.recreated",
@@ -471,6 +482,14 @@ class SubscriberRecord:
                 segment = table.segments.get(seq)
                 if segment is not None:
                     self.reconcile(segment)
+            self.apply_early()
+
+    def apply_early(self) -> None:
+        """Resolve what a crash found resolved before it was sealed. The progress file does not have it yet."""
+        for seq, (bundle_count, bits) in self._table.early.get(self.id, {}).items():
+            segment = self._table.segments.find(seq)
+            self.state.resolve_run(seq, 0, bits, bundle_count if segment is None else segment.bundle_count)
+            self.is_dirty = True
 
     def reconcile(self, segment: SegmentRef) -> None:
         """Check the entry of *segment* against its actual bundle count."""

@@ -19,11 +19,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Literal
+from typing import Protocol
 
 from quiver.bundle import BundleRef
-from quiver.errors import BundleUnavailableError, UsageError
+from quiver.errors import BundleUnavailableError
 from quiver.settings import Profile
 from quiver.store.format.progress import Progress, SegmentProgress
 from quiver.store.segment.info import SegmentInfo
@@ -31,30 +30,17 @@ from quiver.store.segment.info import SegmentInfo
 __all__ = [
     "ENTRY_BUNDLES_MAX",
     "SEGMENT_SEQ_MAX",
-    "RewindTo",
-    "Rewound",
     "SegmentRef",
     "Segments",
-    "Start",
     "SubscriberState",
-    "instant_ns",
-    "rewind_position",
-    "start_segment",
+    "Unsealed",
 ]
-
-Start = Literal["latest", "earliest"] | int | datetime
-"""Where a new subscriber starts; see `start_segment`."""
-
-RewindTo = Literal["earliest"] | int | datetime | BundleRef
-"""The oldest segment there is, a segment number, an aware datetime, or one bundle."""
 
 ENTRY_BUNDLES_MAX = 65_536
 """A progress entry has at most 1,024 words of 64 bits. Larger segments are resolved completely or not at all."""
 
 SEGMENT_SEQ_MAX = 2**63 - 1
 """No store gets this far: a progress file with a higher segment number is invalid."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +62,35 @@ class SegmentRef:
         return cls(info.seq, info.bundle_count, info.ingested_max_ns, info.ingested_min_ns, info.size_bytes)
 
 
-class Segments:
-    """The sealed segments that exist, ascending, and the number the next one will get."""
+class Unsealed(Protocol):
+    """A segment whose bundles are delivered although its file is not written yet."""
 
-    __slots__ = ("_order", "_refs", "next_seq")
+    @property
+    def seq(self) -> int:
+        """The number that it has."""
+        ...
+
+    @property
+    def bundle_count(self) -> int:
+        """The number of its bundles so far."""
+        ...
+
+
+class Segments:
+    """
+    The sealed segments that exist, ascending, and the number the next one will get.
+
+    Attributes:
+        unsealed: by number: segments that are delivered before their files are written. They are not among those that
+            the methods return, except for `find`.
+    """
+
+    __slots__ = ("_order", "_refs", "next_seq", "unsealed")
 
     def __init__(self, refs: Iterable[SegmentRef] = (), *, next_seq: int = 0) -> None:
         self._refs: dict[int, SegmentRef] = {}
         self._order: list[int] = []
+        self.unsealed: dict[int, Unsealed] = {}
         self.next_seq = next_seq
         """Above all numbers in use. A value that is too low is harmless, one that is too high would lose data."""
         for ref in refs:
@@ -107,6 +114,10 @@ class Segments:
     def get(self, seq: int) -> SegmentRef | None:
         """Return segment *seq*, or None if it does not exist."""
         return self._refs.get(seq)
+
+    def find(self, seq: int) -> SegmentRef | Unsealed | None:
+        """Return segment *seq*, sealed or not, or None if it does not exist."""
+        return self._refs.get(seq) or self.unsealed.get(seq)
 
     def at_or_after(self, seq: int) -> SegmentRef | None:
         """Return the first segment numbered *seq* or higher."""
@@ -147,6 +158,10 @@ class _Marks:
         self.bundle_count = bundle_count
         self.bits = bytearray(bitmap.to_bytes((bundle_count + 7) // 8, "little"))
         self.resolved_count = bitmap.bit_count()
+
+    def grow(self, bundle_count: int) -> None:
+        self.bits.extend(bytes((bundle_count + 7) // 8 - len(self.bits)))
+        self.bundle_count = bundle_count
 
     @property
     def bitmap(self) -> int:
@@ -203,7 +218,9 @@ class SubscriberState:
         entries = {
             seq: SegmentProgress(marks.bundle_count, marks.bitmap)
             for seq, marks in sorted(self._entries.items())
-            if marks.bundle_count <= ENTRY_BUNDLES_MAX and (profile == "spec" or not over_gaps or seq in segments)
+            if marks.bundle_count <= ENTRY_BUNDLES_MAX
+            and seq not in segments.unsealed
+            and (profile == "spec" or not over_gaps or seq in segments)
         }
         if profile == "spec":
             return Progress(self.oldest_incomplete, entries)
@@ -250,6 +267,8 @@ class SubscriberState:
 
         The segment has *bundle_count* bundles.
 
+        An unsealed segment may have more bundles than at the last call.
+
         Raises:
             BundleUnavailableError: the segment has no such bundle.
         """
@@ -261,6 +280,8 @@ class SubscriberState:
             if segment < self.oldest_incomplete:
                 return False
             marks = self._entries[segment] = _Marks(bundle_count)
+        elif marks.bundle_count < bundle_count:
+            marks.grow(bundle_count)
         bits, at, mask = marks.bits, index >> 3, 1 << (index & 7)
         if bits[at] & mask:
             return False
@@ -285,6 +306,8 @@ class SubscriberState:
             if segment < self.oldest_incomplete:
                 return 0
             marks = self._entries[segment] = _Marks(bundle_count)
+        elif marks.bundle_count < bundle_count:
+            marks.grow(bundle_count)
         # Only the bytes of the run: a segment has up to 8 KiB of marks.
         at, shift = first >> 3, first & 7
         end = min(at + (shift + bits.bit_length() + 7 >> 3), len(marks.bits))
@@ -293,6 +316,25 @@ class SubscriberState:
         marks.bits[at:end] = (before | new).to_bytes(end - at, "little")
         marks.resolved_count += new.bit_count()
         return new >> shift
+
+    def sealed(self, segment: SegmentRef) -> bool:
+        """Take note that the file of *segment* was written; return whether bundles of it were resolved before."""
+        marks = self._entries.get(segment.seq)
+        if marks is not None and marks.bundle_count < segment.bundle_count:
+            marks.grow(segment.bundle_count)
+        return marks is not None
+
+    def forget(self, seq: int) -> None:
+        """Remove the entry of segment *seq*, which has no file and never gets one."""
+        self._entries.pop(seq, None)
+
+    def bitmap_of(self, seq: int, bundle_count: int) -> int:
+        """Return the resolved bundles of segment *seq* among the first *bundle_count*: bit n is set for bundle n."""
+        marks = self._entries.get(seq)
+        everything = (1 << bundle_count) - 1
+        if marks is None:
+            return everything if seq < self.oldest_incomplete else 0
+        return marks.bitmap & everything
 
     def resolve_all(self, segment: SegmentRef) -> int:
         """Mark every bundle of *segment*, which may be deleted already, as resolved; return how many were not."""
@@ -312,13 +354,9 @@ class SubscriberState:
         marks = self._entries.get(segment)
         return segment < self.oldest_incomplete if marks is None else index in marks
 
-    def unresolved(self, segment: SegmentRef) -> int:
+    def unresolved(self, segment: SegmentRef | Unsealed) -> int:
         """Return which bundles of *segment* are not resolved: bit n is set for bundle n."""
-        everything = (1 << segment.bundle_count) - 1
-        marks = self._entries.get(segment.seq)
-        if marks is None:
-            return 0 if segment.seq < self.oldest_incomplete else everything
-        return everything & ~marks.bitmap
+        return (1 << segment.bundle_count) - 1 & ~self.bitmap_of(segment.seq, segment.bundle_count)
 
     def is_complete(self, segment: SegmentRef) -> bool:
         """Return whether every bundle of *segment* is resolved."""
@@ -374,7 +412,7 @@ class SubscriberState:
             if segment is None or segment.seq != self.oldest_incomplete:
                 # Dropped by policy: the entry outlives the segment until all subscribers have resolved it.
                 marks = self._entries.get(self.oldest_incomplete)
-                if marks is not None and marks.is_full:
+                if marks is not None and marks.is_full and self.oldest_incomplete not in segments.unsealed:
                     self.oldest_incomplete += 1
                     continue
             if segment is None or not self.is_complete(segment):
@@ -470,7 +508,18 @@ class SubscriberState:
             self._entries[first.seq] = _Marks(first.bundle_count, kept)
         if behind:
             self.oldest_incomplete = min(self.oldest_incomplete, behind[0].seq)
-        return sum(map(self.pending_in, behind)) - pending
+        return sum(map(self.pending_in, behind)) - pending + self._rewind_unsealed(to, segments)
+
+    def _rewind_unsealed(self, to: BundleRef, segments: Segments) -> int:
+        count = 0
+        for seq in [seq for seq in segments.unsealed if seq >= to.segment]:
+            marks = self._entries.pop(seq, None)
+            if marks is not None:
+                kept = marks.bitmap & (1 << to.index) - 1 if seq == to.segment else 0
+                count += marks.resolved_count - kept.bit_count()
+                if kept:
+                    self._entries[seq] = _Marks(marks.bundle_count, kept)
+        return count
 
     def _resolve_first(self, segment: SegmentRef, count: int) -> None:
         marks = self._entries.get(segment.seq)
@@ -491,96 +540,3 @@ def _masks(refs: Iterable[BundleRef]) -> dict[int, int]:
 
 def _lowest(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
-
-
-def start_segment(start: Start, segments: Segments) -> int:
-    """
-    Return the segment number a new subscriber starts at.
-
-    Args:
-        start: "latest", the number of the next sealed segment; "earliest", the oldest segment that exists (the next
-            number if there is none); a segment number; or an aware datetime, the first segment with a bundle ingested
-            at or after it.
-        segments: the segments that exist.
-
-    Raises:
-        UsageError: the segment cannot exist yet, or the datetime has no time zone.
-    """
-    if isinstance(start, datetime):
-        return _segment_at(start, segments)
-    if start == "latest":
-        return segments.next_seq
-    if start == "earliest":
-        oldest = segments.at_or_after(0)
-        return segments.next_seq if oldest is None else oldest.seq
-    if isinstance(start, bool) or not isinstance(start, int):
-        raise UsageError(f'start={start!r} is not "latest", "earliest", a segment number or a datetime')
-    if not 0 <= start <= segments.next_seq:
-        raise UsageError(f"there is no segment {start}: the next is {segments.next_seq}; none above it can be chosen")
-    return start
-
-
-def instant_ns(moment: datetime) -> int:
-    """
-    Return nanoseconds since the Unix epoch.
-
-    Raises:
-        UsageError: *moment* has no time zone.
-    """
-    if moment.tzinfo is None or moment.utcoffset() is None:
-        raise UsageError(f"start={moment.isoformat()} has no time zone; write for example datetime.now(timezone.utc)")
-    passed = moment - _EPOCH
-    return ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1000
-
-
-def _segment_at(start: datetime, segments: Segments) -> int:
-    start_ns = instant_ns(start)
-    for segment in segments:
-        # An unknown time counts as a match: delivering too much is harmless, delivering too little is not.
-        if segment.ingested_max_ns is None or segment.ingested_max_ns >= start_ns:
-            return segment.seq
-    return segments.next_seq
-
-
-@dataclass(frozen=True, slots=True)
-class Rewound:
-    """
-    The result of a rewind.
-
-    Attributes:
-        position: this bundle and all later ones that exist are pending.
-        bundles: how many of them were resolved before.
-        missing: later segment numbers that have no segment: deleted, dropped, or never used. If the rewind was to a
-            time, and the oldest segment begins after it, also all numbers before that segment.
-    """
-
-    position: BundleRef
-    bundles: int
-    missing: tuple[range, ...]
-
-
-def rewind_position(to: RewindTo, segments: Segments) -> tuple[BundleRef, tuple[range, ...]]:
-    """
-    Return the bundle that *to* refers to, and the later segment numbers that have no segment.
-
-    Raises:
-        UsageError: *to* is invalid, or beyond the end of the store.
-    """
-    if isinstance(to, BundleRef):
-        first = start_segment(to.segment, segments)
-        segment = segments.get(first)
-        if to.index < 0 or (segment is not None and to.index >= segment.bundle_count):
-            count = 0 if segment is None else segment.bundle_count
-            raise UsageError(f"cannot rewind to bundle {to}: segment {first} has {count} bundles")
-        return to, segments.missing(first)
-    if to == "latest":
-        raise UsageError('a rewind to "latest" would skip what was not delivered; unregister and register does that')
-    first = start_segment(to, segments)
-    missing = segments.missing(first)
-    if isinstance(to, datetime):
-        oldest = segments.at_or_after(0)
-        begun_ns = None if oldest is None else oldest.ingested_min_ns
-        is_oldest = oldest is None or oldest.seq == first
-        if is_oldest and first > 0 and (begun_ns is None or begun_ns > instant_ns(to)):
-            missing = (range(first), *missing)
-    return BundleRef(first, 0), missing

@@ -12,7 +12,7 @@ from quiver.store.subscribers.claims import WAIT_S_MAX, BundleHandle, Claims
 from quiver.store.subscribers.queue import DeliveryQueue, Order
 from quiver.store.subscribers.records import SubscriberLag, SubscriberRecord, SubscriberStatus, SubscriberTable
 from quiver.store.subscribers.runs import BundleRun
-from quiver.store.subscribers.state import RewindTo, Rewound, Start
+from quiver.store.subscribers.start import RewindTo, Rewound, Start
 from quiver.store.subscribers.subscribers import Subscribers
 
 __all__ = ["Subscriber", "SubscriberCalls"]
@@ -391,10 +391,16 @@ class _BundleCallback:
                 wait_s = WAIT_S_MAX
                 if queue is not None:
                     self._claims.queue_of(self._record)  # returns the bundles of dropped handles
+                    if self._claims.arrivals is not None:
+                        self._claims.arrivals.arrive(queue)
                     now_s = clock.monotonic()
                     if queue.has_free(now_s) and seen != (queue, queue.arrivals):
                         return queue, queue.arrivals
                     due_s = queue.next_due_s()
                     wait_s = WAIT_S_MAX if due_s is None else min(WAIT_S_MAX, due_s - now_s)
-                clock.wait(condition, wait_s)
+                self._claims.waiting += 1
+                try:
+                    clock.wait(condition, wait_s)
+                finally:
+                    self._claims.waiting -= 1
         return None

@@ -31,15 +31,9 @@ from quiver.store.subscribers.drop_applier import DropApplier
 from quiver.store.subscribers.orphaned_progress import find_missing
 from quiver.store.subscribers.queue import Place, check_order
 from quiver.store.subscribers.records import SubscriberLag, SubscriberRecord, SubscriberStatus, SubscriberTable
-from quiver.store.subscribers.state import (
-    RewindTo,
-    Rewound,
-    SegmentRef,
-    Segments,
-    Start,
-    SubscriberState,
-    rewind_position,
-)
+from quiver.store.subscribers.start import RewindTo, Rewound, Start, rewind_position
+from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
+from quiver.store.subscribers.unsealed import UnsealedProgress
 
 __all__ = ["Subscribers"]
 
@@ -93,6 +87,10 @@ class Subscribers:
         self.table = SubscriberTable(fs, root, profile, clock, observer, self._segments, progress_damage, audit)
         self.require_place: Callable[[], None] = lambda: None
         """Raises if the directory was moved: another store's files may be at its path."""
+        self.save_early: Callable[[str | None], object] = lambda _without: None
+        """Writes what was resolved of unsealed bundles, without one subscriber; called under the lock of the files."""
+        self.seal: Callable[[], None] = lambda: None
+        """Seals the open segment."""
         self._observer = observer
         self._condition = self.table.condition
         self._files_lock = self.table.files_lock
@@ -106,6 +104,7 @@ class Subscribers:
                 record.recreate_if_unowned()
         self.claims = Claims(self.table, load, self.begin, load_run)
         self.drops = DropApplier(self.table)
+        self.unsealed = UnsealedProgress(self.table, self.claims)
         self._segments.next_seq = max(self._segments.next_seq, self.floor() + 1)
         # Like the store, subscribers and handles must refuse in a forked child. A handle that is collected there is
         # not a decision.
@@ -124,8 +123,11 @@ class Subscribers:
     def sealed(self, segment: SegmentRef) -> None:
         """Add a new segment and wake all waiters. Segments must be added in ascending order."""
         with self._condition:
+            was_delivered = self._segments.unsealed.pop(segment.seq, None) is not None
             self._segments.add(segment)
             for record in self._records.values():
+                if was_delivered and record.state.sealed(segment):
+                    record.is_dirty = True
                 record.reconcile(segment)
                 if record.queue is not None:
                     record.queue.sealed(segment)
@@ -439,6 +441,8 @@ class Subscribers:
             def change(state: SubscriberState) -> bool:
                 nonlocal back
                 back = state.rewind(position, self._segments)
+                for seq in [seq for seq in table.early.get(subscriber_id, ()) if seq >= position.segment]:
+                    del table.early[subscriber_id][seq]
                 self.drops.resolve_again(state)
                 if record.queue is not None:
                     record.queue.rewound(position)
@@ -448,12 +452,17 @@ class Subscribers:
             if not record.edit(change, is_rewound=True):
                 lock = self._lock_path(subscriber_id)
                 raise DirectoryInUseError(lock, holder_of(table.fs, lock) or "another process")
+            self.save_early(None)
         self._observer.event("quiver.subscriber.rewind", subscriber=subscriber_id, position=str(position), bundles=back)
         return Rewound(position, back, missing)
 
     def disown(self, record: SubscriberRecord) -> None:
         """Write the progress of *record* and end this process's ownership; see `Subscriber.release`."""
         self.require_place()
+        with self._condition:
+            has_early = any(record.state.bitmap_of(seq, 1 << 16) for seq in self._segments.unsealed)
+        if has_early:
+            self.seal()  # the next owner knows only what is sealed
         with self._files_lock:
             record.save()
             record.release()
@@ -518,6 +527,9 @@ class Subscribers:
             try:
                 if owned is None:
                     record.reload()  # its last owner may have resolved more since
+                # First: a new subscriber with the same id must not find what this one has resolved.
+                table.early.pop(subscriber_id, None)
+                self.save_early(subscriber_id)
                 progress_store.delete(table.fs, table.root, subscriber_id)
             finally:
                 if lock is not None:

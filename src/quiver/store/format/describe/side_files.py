@@ -7,6 +7,7 @@ Called by `describe`, and bytes only, too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from quiver.primitives.file_kinds import LIST_BYTES_MAX, LOG_BYTES_MAX, FileKind
 from quiver.primitives.findings import Description, Problem
@@ -15,6 +16,7 @@ from quiver.store.format.audit import AuditRecord, decode_audit
 from quiver.store.format.cold_list import COLD_MAGIC, decode_cold_list
 from quiver.store.format.cores import CLAIM_MAGIC, CORE_CLAIM, EVICTED, decode_claim
 from quiver.store.format.drop_ledger import DROP_MAGIC, decode_drop_ledger
+from quiver.store.format.early_progress import EARLY_MAGIC, decode_early_progress
 from quiver.store.format.exporter_report import decode_report
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import (
@@ -23,6 +25,7 @@ from quiver.store.format.names import (
     COLD_LIST,
     COLD_MARK,
     DROP_LEDGER,
+    EARLY_PROGRESS,
     RESERVE,
     SEGMENTS_DIR,
     STORE_ID,
@@ -46,6 +49,7 @@ __all__ = ["SIDE_KINDS", "side_kind_by_head", "side_kind_by_name"]
 
 _NAMES = {
     DROP_LEDGER: "drop ledger",
+    EARLY_PROGRESS: "early progress",
     COLD_LIST: "cold list",
     COLD_MARK: "cold mark",
     EVICTED: "drop ledger",
@@ -68,6 +72,7 @@ def side_kind_by_head(head: bytes) -> str | None:
     """Return the kind that the first bytes of a file identify; None if they do not."""
     by_magic = {
         DROP_MAGIC: "drop ledger",
+        EARLY_MAGIC: "early progress",
         CLAIM_MAGIC: "claim",
         RETRY_MAGIC: "retry set",
         COLD_MAGIC: "cold list",
@@ -116,6 +121,22 @@ def _describe_drops(to: Description, view: memoryview, rows_max: int) -> None:
             "wal_position_end": entry.wal_position_end,
         }
         for entry in entries[:rows_max]
+    ]
+
+
+def _describe_early(to: Description, view: memoryview, rows_max: int) -> None:
+    to.version = int.from_bytes(view[8:10], "little") if len(view) >= 10 else None
+    found = to.accept(decode_early_progress(view))
+    if found is None:
+        return
+    to.fields = {"segments": len(found.segments), "entries": len(found.resolved)}
+    to.tables["unsealed"] = [
+        {"segment": one.seq, "wal_position": one.wal_position, "sequence": one.sequence}
+        for one in found.segments[:rows_max]
+    ]
+    to.tables["resolved"] = [
+        {"subscriber": subscriber, "segment": seq, "bundles": bundle_count, "resolved": bitmap.bit_count()}
+        for (subscriber, seq), (bundle_count, bitmap) in islice(found.resolved.items(), rows_max)
     ]
 
 
@@ -277,6 +298,7 @@ def _describe_database(to: Description, view: memoryview, _rows_max: int) -> Non
 
 SIDE_KINDS: dict[str, FileKind] = {
     "drop ledger": FileKind(_describe_drops, LIST_BYTES_MAX),
+    "early progress": FileKind(_describe_early, LIST_BYTES_MAX),
     "cold list": FileKind(_describe_cold, LIST_BYTES_MAX),
     "cold mark": FileKind(_describe_mark),
     "retry set": FileKind(_describe_retries, LIST_BYTES_MAX),

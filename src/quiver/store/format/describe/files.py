@@ -14,7 +14,7 @@ from quiver.primitives.file_kinds import LIST_BYTES_MAX, LOG_BYTES_MAX, UNKNOWN,
 from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore, is_zero
 from quiver.store.format.cursor import CURSOR_MAGIC, decode_cursor
-from quiver.store.format.describe_side import SIDE_KINDS, side_kind_by_head, side_kind_by_name
+from quiver.store.format.describe.side_files import SIDE_KINDS, side_kind_by_head, side_kind_by_name
 from quiver.store.format.floor import FLOOR_MAGIC, decode_floor_file
 from quiver.store.format.names import (
     CURSOR_NAME,
