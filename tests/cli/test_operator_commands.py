@@ -273,6 +273,7 @@ LEFT_OUT = {
     "RESERVE": "made anew at open",
     "STORE_LOCK": "who has it open",
     "WAL_NEXT": "a leftover",
+    "EARLY_PROGRESS": "a restored store assigns other numbers",
     "SEGMENT_FLOOR": "written for the snapshot",
     "COLD_LIST": "not needed: a snapshot has what is in it",
     "COLD_MARK": "says that there is a cold list, which a snapshot has not",
