@@ -158,7 +158,7 @@ bench: $(READY) $(KERNEL) ## measure beside rivals: ratios, with the noise (make
 	$(BIN)/python bench/aof.py --write docs/benchmarks.md
 	$(BIN)/python bench/qwp.py --write docs/benchmarks.md
 
-bench-quick: $(READY) ## the most important comparisons, in about five minutes
+bench-quick: $(READY) ## the most important comparisons, with less work
 	$(BIN)/python bench/quick.py
 
 rival-rust: ## build the Rust engine's driver for bench and interoperability tests; needs cargo, takes minutes

@@ -1,5 +1,5 @@
 """
-The most important comparisons in about five minutes: a part of each benchmark, and one table at the end.
+The most important comparisons with less work: a part of each benchmark, and one table at the end.
 
 Each script does a share of its work in three rounds, so the noise is larger than on the page.
 

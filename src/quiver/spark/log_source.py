@@ -266,7 +266,23 @@ class BatchReader(_TaskReader, DataSourceReader):
         return [TaskPartition(spans) for spans in self._log.plan_all()]
 
 
-class StreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class _StreamTasks(_TaskReader):
+    """The part of a streaming reader that is the same with and without limits."""
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
+        """Return one partition per task for the batch from *start* to before *end*."""
+        return [TaskPartition(spans) for spans in self._log.plan(start, end)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Confirm everything before *end*: its batch is committed."""
+        self._log.commit(end)
+
+    def stop(self) -> None:
+        """Release locks. Spark calls this only after an error; otherwise the process just dies."""
+        self._log.release()
+
+
+class StreamReader(_StreamTasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of a streaming query. It keeps progress in the query's own process; in tasks it only reads."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -289,20 +305,8 @@ class StreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
         """Fix the end of this run at what the log contains now."""
         self._log.available_now()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
-        """Return one partition per task for the batch from *start* to before *end*."""
-        return [TaskPartition(spans) for spans in self._log.plan(start, end)]
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """Confirm everything before *end*: its batch is committed."""
-        self._log.commit(end)
-
-    def stop(self) -> None:
-        """Release locks. Spark calls this only after an error; otherwise the process just dies."""
-        self._log.release()
-
-
-class UnlimitedStreamReader(_TaskReader, DataSourceStreamReader):
+class UnlimitedStreamReader(_StreamTasks, DataSourceStreamReader):
     """
     The source of a streaming query in a PySpark without limits: each batch ends where the log ends.
 
@@ -318,18 +322,6 @@ class UnlimitedStreamReader(_TaskReader, DataSourceStreamReader):
         """Return the end of the log."""
         # The confirmed position is never after the checkpoint's, so nothing is confirmed or skipped here.
         return self._log.latest(self._log.initial(), unlimited=True)
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
-        """Return one partition per task for the batch from *start* to before *end*."""
-        return [TaskPartition(spans) for spans in self._log.plan(start, end)]
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Confirm everything before *end*: its batch is committed."""
-        self._log.commit(end)
-
-    def stop(self) -> None:
-        """Release locks. Spark calls this only after an error; otherwise the process just dies."""
-        self._log.release()
 
 
 class RefusedStream(DataSourceStreamReader):

@@ -416,6 +416,8 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
         """
         Seal the open segment: on return everything ingested before is in files that subscribers can read.
 
+        With `deliver_unsealed`, a segment that every subscriber has resolved already is dropped instead.
+
         Raises:
             CapacityError: the disk has no space for the segment; it is kept and retried.
             StoreFailedError: the disk failed; reopen to recover.

@@ -427,7 +427,7 @@ def test_the_option_can_be_turned_off(fs):
 
 
 def test_a_gap_in_the_replayed_log_makes_early_progress_void(fs):
-    """The index of a bundle behind a damaged entry is another one, so all of them are delivered again."""
+    """After a damaged entry, bundles have other indices, so all of them are delivered again."""
     store = opened(fs)
     fill(store, range(6))
     assert drain(store, "s") == [*range(6)]

@@ -498,17 +498,17 @@ class SubscriberState:
         This is the only way back. Bundles before *to* and entries of deleted segments are not changed. *segments* must
         be complete, as for `advance`, also for the next save.
         """
-        behind = segments.between(to.segment)
-        pending = sum(map(self.pending_in, behind))
+        later = segments.between(to.segment)
+        pending = sum(map(self.pending_in, later))
         first = segments.get(to.segment)
         kept = 0 if first is None else ~self.unresolved(first) & ((1 << min(to.index, first.bundle_count)) - 1)
-        for segment in behind:
+        for segment in later:
             self._entries.pop(segment.seq, None)
         if first is not None and kept:
             self._entries[first.seq] = _Marks(first.bundle_count, kept)
-        if behind:
-            self.oldest_incomplete = min(self.oldest_incomplete, behind[0].seq)
-        return sum(map(self.pending_in, behind)) - pending + self._rewind_unsealed(to, segments)
+        if later:
+            self.oldest_incomplete = min(self.oldest_incomplete, later[0].seq)
+        return sum(map(self.pending_in, later)) - pending + self._rewind_unsealed(to, segments)
 
     def _rewind_unsealed(self, to: BundleRef, segments: Segments) -> int:
         count = 0
