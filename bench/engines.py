@@ -6,7 +6,7 @@ What is timed: taking bundles in until the last one is in a sealed segment, in t
 subscriber with an acknowledgement each, values not touched; replaying the log of a process that died; sealing what it
 held. The Rust engine is `bench/rivals/rust_engine`, built by `make rival-rust`.
 
-    .venv/bin/python bench/engines.py [--rounds N] [--quick] [--write docs/benchmarks.md]
+    .venv/bin/python bench/engines.py [--rounds N] [--quick] [--rows N …] [--parts wal …] [--write docs/benchmarks.md]
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ BUNDLES = {
 }
 REPLAYS = {10: 40_000, 100: 10_000, 1_000: 2_000, 8_192: 300}
 REOPENED = 1_000
+REPLAY = "replay"
 
 Run = Callable[[Path], Mapping[str, float]]
 
@@ -109,9 +110,9 @@ def lines_of(shown: Shown, found: dict[str, Result], processor: dict[str, Result
 
 
 def scenarios(
-    known: dict[str, list[str]], share: int, chosen: list[int]
+    known: dict[str, list[str]], share: int, chosen: list[int], parts: list[str]
 ) -> Iterator[tuple[dict[str, Run], list[Shown]]]:
-    for mode, words in MODES.items():
+    for mode, words in ((mode, words) for mode, words in MODES.items() if mode in parts):
         for rows in chosen:
             bundles = BUNDLES[mode][rows] // share
             runs = {name: ingesting(engine, mode, rows, bundles) for name, engine in known.items()}
@@ -120,6 +121,8 @@ def scenarios(
             if PURE in known:
                 runs[f"{PURE}, runs of 256"] = ingesting(known[PURE], mode, rows, bundles, "runs")
             yield runs, [Shown("ingest", words, rows), Shown("deliver", f"deliver and ack, {words}", rows)]
+    if REPLAY not in parts:
+        return
     for rows in chosen:
         runs = {name: reopening(engine, rows, REPLAYS[rows] // share) for name, engine in known.items()}
         yield runs, [Shown("replay", "replay", rows), Shown("finalize", "seal one segment", rows, "MB/s")]
@@ -130,6 +133,7 @@ def scenarios(
 def main() -> None:
     parser = BenchParser(__doc__)
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
+    parser.add_argument("--parts", nargs="*", choices=[*MODES, REPLAY], default=[*MODES, REPLAY])
     options = parser.options()
     report = Report(
         "engines",
@@ -139,7 +143,7 @@ def main() -> None:
         "own swing",
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bench-engines-", dir=Path.cwd()) as scratch:
-        for runs, figures in scenarios(engines(), options.share, options.rows):
+        for runs, figures in scenarios(engines(), options.share, options.rows, options.parts):
             found = run_rounds_of_several(runs, rounds=options.rounds, scratch=Path(scratch))
             for shown in figures:
                 results = found[shown.key]
