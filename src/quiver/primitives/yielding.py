@@ -19,7 +19,7 @@ T = TypeVar("T")
 STEPS = 256
 """Steps between two pauses: a few tenths of a millisecond of a simple loop."""
 
-_SLICE_ITEMS = 4096
+_SLICE_ITEMS = 1024
 """As many as operations on complete slices, which are faster than loops, process in the same time."""
 
 _PAUSE_S = 1e-6
