@@ -1,7 +1,8 @@
 """
 The most important comparisons with less work: a part of each benchmark, and one table at the end.
 
-Each script does a share of its work in three rounds, so the noise is larger than on the page.
+Each script does a share of its work in three rounds, so the noise is larger than on the page. The whole takes about
+five minutes on two idle cores.
 
     .venv/bin/python bench/quick.py [SCRIPT …]
 """

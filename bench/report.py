@@ -24,19 +24,25 @@ from pathlib import Path
 
 WARM_BYTES = 2 << 30
 """More than any turn touches: files in the page cache, what is read back of them, and memory."""
+WARM_BYTES_MIN = 128 << 20
+"""What is touched however small a share of the work is."""
+
+_share = 1
 
 
 def warm_memory() -> None:
     """
-    Touch memory and give it back, so that what follows gets pages that exist.
+    Touch memory and release it, so that the next turn gets pages that exist.
 
-    In a virtual machine a page that was never touched, or was handed back to the host, costs ten times the work
-    of filling it; whoever came first after a pause would pay that for the others.
+    In a virtual machine, a page that was never touched or that was returned to the host costs ten times the work
+    of filling it. Without this, the first contender after a pause would pay for the others. A script that does a share
+    of its work touches a share of the memory: in a short run, touching memory took most of the time.
     """
-    block = mmap.mmap(-1, WARM_BYTES)
+    warm_bytes = max(WARM_BYTES // _share, WARM_BYTES_MIN)
+    block = mmap.mmap(-1, warm_bytes)
     step = 1 << 20
     zeros = bytes(step)
-    for start in range(0, WARM_BYTES, step):
+    for start in range(0, warm_bytes, step):
         block[start : start + step] = zeros
     block.close()
 
@@ -217,7 +223,9 @@ class BenchParser(argparse.ArgumentParser):
 
     def options(self) -> argparse.Namespace:
         """Parse the command line."""
+        global _share  # noqa: PLW0603 - one script per process
         options = self.parse_args()
         if options.quick:
             options.share, options.rounds = self._quick.share, self._quick.rounds
+        _share = options.share
         return options
