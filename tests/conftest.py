@@ -5,6 +5,7 @@ process.
 The default of each lane is what its documentation promises; a smaller number is for a quick check.
 """
 
+import dataclasses
 import gc
 import logging
 import os
@@ -19,6 +20,7 @@ from etcd_server import (
     etcd_server,  # noqa: F401 - a fixture
     secure_etcd,  # noqa: F401 - a fixture
 )
+from quiver.settings import Settings
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from s3_server import (
@@ -50,12 +52,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--strace-stride", type=int, default=1, help="fail every n-th system call only")
     group.addoption("--fast", action="store_true", help="leave out tests that need Java, and tests/long_modules.txt")
     group.addoption("--spark", action="store_true", help="run only tests/spark and other tests that need Spark")
+    group.addoption("--deliver-unsealed", action="store_true", help="as if that option of a store were on by default")
     group.addoption("--workers", type=int, default=2, help="processes that share the crash states")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast"):
         settings.load_profile("fast")
+    if config.getoption("--deliver-unsealed"):
+        # Programs that tests start, except by a fork, keep the default.
+        defaults = {field.name: field.default for field in dataclasses.fields(Settings)} | {"deliver_unsealed": True}
+        Settings.__init__.__defaults__ = tuple(defaults.values())  # type: ignore[attr-defined]
 
 
 _MAY_FORK = ("kill", "soak", "strace")

@@ -11,6 +11,9 @@ A request is claimed (STORING) before it is stored, by one statement that only o
 it. Claims of a process that died, and all other entries that are not durable, are settled from the data: by the next
 process of that core when it starts, or earlier by another core that receives the same request.
 
+Before the store removes bundles of this process, their requests are recorded as DURABLE, and the file is synced
+(`unrecorded.py`). A store keeps bundles of an earlier process long enough for a window to search them.
+
 A power loss may remove the newest commits of the file, but never older ones. So when a process starts, it also searches
 the data for requests that are newer than the newest row.
 """
@@ -23,8 +26,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +39,7 @@ from quiver.primitives.disk.file_system import Lock
 from quiver.primitives.disk.lock import hold, holder_of, is_held
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.dedupe import digests_of_batches, digests_of_entry
+from quiver.receivers.unrecorded import UnrecordedRequests
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.reading.recent import recent_data, sync_log
 
@@ -89,6 +92,10 @@ class WindowStore(Protocol):
     """The part of a store that the window needs; `quiver.Store` implements it."""
 
     path: str
+
+    @property
+    def internals(self) -> Any:
+        """`StoreInternals`: reports which bundles are about to be removed."""
 
     def sync(self) -> None:
         """Make everything ingested so far durable."""
@@ -147,10 +154,11 @@ class RequestWindow:
         self._path = f"{directory}/{REQUESTS_NAME}"
         self._guard = threading.Lock()
         self._changed = threading.Condition()
-        self._in_flight: set[bytes] = set()
+        self._in_flight: dict[bytes, int] = {}
+        """Claimed requests, with a sequence number that none of their bundles is below."""
         self._unwritten: dict[bytes, int] = {}
         """Stored requests that could not be recorded in the file, with the end of their window."""
-        self._undurable: deque[tuple[bytes, Any]] = deque()
+        self._unrecorded = UnrecordedRequests()
         self._tick_at_s = clock.monotonic()
         self._is_full = False
         lock, self._run = self._take_place()
@@ -161,6 +169,7 @@ class RequestWindow:
         except BaseException:
             self._close()
             raise
+        store.internals.guard_removal(self._unrecorded.guard(self._may_remove))
 
     def __len__(self) -> int:
         found = self._ask("SELECT count(*) FROM requests WHERE state > 0 AND until_ns >= ?", self._now_ns())
@@ -311,11 +320,11 @@ class RequestWindow:
         except (CapacityError, CorruptionError) as error:
             # This process remembers it in memory, and the next one finds it in the data.
             self._unwritten[digest] = now_ns + self._window_ns
+            self._unrecorded.add(None, receipt)
             self._report("quiver.receiver.requests_failed", error)
             return
-        if not durable and receipt is not None:
-            with self._changed:
-                self._undurable.append((digest, receipt))
+        if not durable:
+            self._unrecorded.add(digest, receipt)
 
     def begin(self, digest: bytes) -> bool:
         """
@@ -335,7 +344,7 @@ class RequestWindow:
                 self._clock.wait(self._changed, None)
             if self._unwritten.get(digest, -1) >= self._now_ns():
                 return False
-            self._in_flight.add(digest)
+            self._in_flight[digest] = self._store.internals.next_sequence_min()
         is_claimed = False
         try:
             is_claimed = self._claim(digest)
@@ -393,22 +402,44 @@ class RequestWindow:
 
     def _leave(self, digest: bytes) -> None:
         with self._changed:
-            self._in_flight.discard(digest)
+            self._in_flight.pop(digest, None)
             self._changed.notify_all()
 
     # ── from time to time ────────────────────────────────────────────────────────────────────────────
 
     def note_durable(self) -> None:
         """Record now which requests have become durable, not within a second: other cores may wait for it."""
-        with contextlib.suppress(CapacityError, CorruptionError), self._opened() as database:
-            database.executemany(_MADE_DURABLE, self._made_durable())
+        with contextlib.suppress(CapacityError, CorruptionError), self._recorded(self._store.is_durable):
+            pass
 
-    def _made_durable(self) -> list[tuple[bytes]]:
-        durable = []
+    @contextlib.contextmanager
+    def _recorded(self, is_due: Callable[[Any], bool]) -> Iterator[sqlite3.Connection]:
+        """Record the requests whose receipt *is_due* as durable; yield the database, before anything else uses it."""
+        due: list[tuple[bytes, Any]] = []
+        with self._opened() as database:
+            try:
+                due = self._unrecorded.take(is_due)
+                database.execute("BEGIN IMMEDIATE")
+                database.executemany(_MADE_DURABLE, [(digest,) for digest, _ in due])
+                database.execute("COMMIT")
+            except BaseException:
+                self._unrecorded.put_back(due)
+                raise
+            yield database
+
+    def _may_remove(self, last: int) -> bool:
+        """Record the requests with a sequence number up to *last*, durably; return False if some must be kept."""
         with self._changed:
-            while self._undurable and self._store.is_durable(self._undurable[0][1]):
-                durable.append((self._undurable.popleft()[0],))
-        return durable
+            if any(first <= last for first in self._in_flight.values()):
+                return False
+        try:
+            with self._recorded(
+                lambda receipt: receipt.sequence <= last or self._store.is_durable(receipt)
+            ) as database:
+                _, frames, synced = database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except (CapacityError, CorruptionError):
+            return False
+        return bool(frames == synced)
 
     def _tick(self) -> None:
         """Run once a second: remove expired entries, record what has become durable, and let SQLite sync its log."""
@@ -419,12 +450,8 @@ class RequestWindow:
             self._tick_at_s = now_s + _TICK_S
             for digest in [digest for digest, until_ns in self._unwritten.items() if until_ns < now_ns]:
                 del self._unwritten[digest]
-        durable = self._made_durable()
-        with self._opened() as database:
-            database.execute("BEGIN IMMEDIATE")
-            database.executemany(_MADE_DURABLE, durable)
+        with self._recorded(self._store.is_durable) as database:
             database.execute(_EXPIRE, (now_ns,))
-            database.execute("COMMIT")
             database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             names = ("page_count", "freelist_count", "page_size")
             pages, free, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)

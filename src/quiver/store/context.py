@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from quiver.clock import Clock
 from quiver.observe import Observer
@@ -34,6 +35,8 @@ class StoreContext:
         maintenance: one pass at a time.
         cold: the segments that the object tier has; empty without a tier.
         place: checked before every write by path.
+        guards: called with the first and the last sequence number of bundles before these are removed; each returns
+            whether they may be, or must be kept for now.
     """
 
     path: str
@@ -50,3 +53,8 @@ class StoreContext:
     sealing: Sealing
     cold: ColdRegister
     place: HeldPlace
+    guards: list[Callable[[int, int], bool]] = field(default_factory=list)
+
+    def may_remove(self, first: int, last: int) -> bool:
+        """Return whether all guards allow the bundles with these sequence numbers to be removed."""
+        return all(guard(first, last) for guard in self.guards)

@@ -13,7 +13,8 @@ same order, and what was saved stays resolved. New bundles then get numbers that
 power loss may have removed the end of the log after it was delivered.
 
 A segment is written as always if some subscriber is not owned by this process, or has not resolved all of it shortly
-after it was closed.
+after it was closed; if a receiver has not recorded its requests (`receivers/request_window.py`); or if it has bundles
+of an earlier run, whose requests may be recorded nowhere else.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class EarlyDelivery:
         # Segments that are kept although every subscriber has finished them must be written.
         self._may_drop = settings.steady_state_headroom_bytes == 0 and settings.cold_objects is None
         self._written = found
+        # Requests of an earlier run may be known only by its bundles.
+        self._sequence_from = next_place()[1]
         # Numbers that neither a file nor the floor has: this file reserves them.
         self._has_unused_numbers = bool(found.segments)
         self._listed = {segment.seq: segment for segment in found.segments}
@@ -261,9 +264,12 @@ class EarlyDelivery:
         context, sealing = self._context, self._context.sealing
         if pending.seq > sealing.delivered_through or sealing.full or sealing.is_urgent or not self._may_drop:
             return False
-        if context.clock.monotonic() - pending.closed_s >= WAIT_S_MAX:
+        if self._is_of_earlier_run(pending) or context.clock.monotonic() - pending.closed_s >= WAIT_S_MAX:
             return False
         return context.subscribers.unsealed.are_all_owned()
+
+    def _is_of_earlier_run(self, pending: Pending) -> bool:
+        return (pending.sealed.sequence_first or 0) < self._sequence_from
 
     def drop(self, pending: Pending) -> bool:
         """
@@ -275,7 +281,7 @@ class EarlyDelivery:
             StoreFailedError: the log could not be synced.
         """
         context = self._context
-        if pending.seq > context.sealing.delivered_through or not self._may_drop:
+        if pending.seq > context.sealing.delivered_through or not self._may_drop or self._is_of_earlier_run(pending):
             return False
         if not context.subscribers.unsealed.is_resolved(pending.unsealed):
             return False
@@ -285,7 +291,10 @@ class EarlyDelivery:
             if not context.subscribers.unsealed.is_resolved(pending.unsealed):
                 return False  # another process has created a subscriber
             if self._is_logged:
-                context.wal.sync_through(position)
+                context.wal.sync_through(context.wal.written)
+            if not context.may_remove(pending.sealed.sequence_first or 0, pending.sequence_last):
+                return False  # a receiver has not recorded all of its requests yet
+            if self._is_logged:
                 # Crash before: the log brings the bundles back, resolved as far as that was saved.
                 context.wal.advance_cursor(position)
             else:

@@ -34,6 +34,19 @@ class StoreInternals:
         self.catalog = context.catalog
         """The sealed segments."""
 
+    def guard_removal(self, guard: Callable[[int, int], bool]) -> None:
+        """
+        Call *guard* before resolved bundles are removed, with the first and the last of their sequence numbers.
+
+        They are kept for now if it returns False. It is called by the thread that runs maintenance, and must not call
+        the store. At a size cap or an age limit it is not called.
+        """
+        self._context.guards.append(guard)
+
+    def next_sequence_min(self) -> int:
+        """Return a number that no bundle that is ingested from now on is below."""
+        return self._context.sealing.added_through + 1
+
     def poison(self, died: WorkerDiedError) -> None:
         """Refuse all calls from now on: a thread that callers depend on has died."""
         self._context.wal.poison(died)

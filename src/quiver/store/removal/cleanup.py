@@ -156,7 +156,12 @@ class Cleanup:
             seqs = self.retention.deletable(finished, now_s=self._context.clock.monotonic())
             kept = self.window.keeps(seqs)
             self.window.release(kept)
-            return self._delete(self._known(seq for seq in seqs if seq not in kept), "finished")
+            due = self._known(seq for seq in seqs if seq not in kept)
+            first = min((info.sequence_first for info in due if info.sequence_first is not None), default=None)
+            last = max((info.sequence_last for info in due if info.sequence_last is not None), default=None)
+            if first is not None and last is not None and not self._context.may_remove(first, last):
+                return NOTHING
+            return self._delete(due, "finished")
 
     def evict(self, bytes_wanted: int | None) -> Freed:
         """
