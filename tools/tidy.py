@@ -67,7 +67,7 @@ IMPURE_PARTS = (
 STORES = ("store", "topics", "aof", "qwp")
 BELOW_STORES = frozenset({
     "bundle", "clock", "errors", "instant", "invariant", "lazy_names", "metadata", "objects", "observe",
-    "option_values", "primitives", "settings",
+    "option_values", "otap", "primitives", "settings",
 })  # fmt: skip
 BELOW_PRIMITIVES = frozenset({"clock", "errors", "invariant", "observe", "primitives"})
 
@@ -179,7 +179,7 @@ def _import_sentences(module: Module, found: Import) -> Iterator[str]:
         if below in STORES and below != module.package:
             yield "stores never import one another: share downwards, in primitives, or not at all"
         elif below != module.package and below not in BELOW_STORES:
-            yield "a store imports only what lies below it: primitives, objects, metadata, and what all share"
+            yield "a store imports only what lies below it: primitives, objects, metadata, otap, and what all share"
     if module.package == "primitives" and found.root == "quiver" and below not in BELOW_PRIMITIVES:
         yield "primitives know no store: they import errors, clock and each other"
     if found.root in DISK_MODULES and module.package != "primitives":

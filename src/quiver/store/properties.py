@@ -15,7 +15,8 @@ from quiver.store.format.cores import parse_core_directory
 from quiver.store.format.names import WAL_DIR
 from quiver.store.format.wal_entry import WalEntry
 from quiver.store.limits.admission import Admission
-from quiver.store.reading.query import By, Moment, Scan
+from quiver.store.reading.query.scan import Scan
+from quiver.store.reading.query.time_range import By, Moment
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt
 from quiver.store.removal.cleanup import Cleanup
@@ -82,16 +83,17 @@ class StoreProperties:
 
     def scan(
         self,
-        slot: int | str,
+        slot: int | str | None = None,
         columns: Sequence[str] | None = None,
         start: Moment | None = None,
         end: Moment | None = None,
         *,
         by: By = "ingested",
         table: str | None = None,
+        view: str | None = None,
     ) -> Scan:
         """
-        Return the rows of one slot as one table, for any Arrow consumer; see `StoreReader.scan`.
+        Return the rows of one slot or view as one table, for any Arrow consumer; see `StoreReader.scan`.
 
         Resolves nothing. With `segment_only`, bundles are included when they are sealed.
 
@@ -101,7 +103,7 @@ class StoreProperties:
             UsageError: see `StoreReader.scan`.
         """
         self._require_open()
-        return self._reader.scan(slot, columns, start, end, by=by, table=table)
+        return self._reader.scan(slot, columns, start, end, by=by, table=table, view=view)
 
     def is_durable(self, receipt: BundleReceipt) -> bool:
         """Return whether the bundle with *receipt* survives a power loss."""

@@ -39,7 +39,8 @@ from quiver.store.cores.capacity import STALE_S, SharedCapacity, find_cores
 from quiver.store.cores.claims import Evictor, forget_record, read_record, take_claim, was_evicted
 from quiver.store.cores.removal import remove_drained
 from quiver.store.cores.subscriber import MultiCoreSubscriber
-from quiver.store.reading.query import By, Moment, Scan
+from quiver.store.reading.query.scan import Scan
+from quiver.store.reading.query.time_range import By, Moment
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import MaintenanceReport
 from quiver.store.store import Store
@@ -455,17 +456,18 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     def scan(
         self,
-        slot: int | str,
+        slot: int | str | None = None,
         columns: Sequence[str] | None = None,
         start: Moment | None = None,
         end: Moment | None = None,
         *,
         by: By = "ingested",
         table: str | None = None,
+        view: str | None = None,
     ) -> Scan:
-        """Return the rows of one slot, of every core of the directory, one core after the other; see `Store.scan`."""
+        """Return the rows of one slot or view, of every core, one core after the other; see `Store.scan`."""
         self._require_open()
-        return self._reader.scan(slot, columns, start, end, by=by, table=table)
+        return self._reader.scan(slot, columns, start, end, by=by, table=table, view=view)
 
     def stats(self) -> dict[str, Any]:
         """

@@ -9,7 +9,7 @@ module                  purpose
 `directory.py`          one store's directory, with the damage found in it
 `log_tail.py`           bundles in the log that no segment contains yet
 `recent.py`             bundles that were ingested recently
-`query.py`              the rows of one slot as a table; reads only segments in the range of times
+`query/`                queries: the rows of a slot or a view as a table; reads only segments in the range
 `digests.py`            times and schemas of each segment, so that a query can skip it
 `segments.py`           the sealed segments, listed for a streaming query
 `stream_subscriber.py`  a streaming query as a subscriber: start, plan, acknowledge

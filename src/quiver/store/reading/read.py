@@ -16,12 +16,13 @@ not listed again after 4. A segment that disappears meanwhile was finished by ev
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -38,7 +39,9 @@ from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
 from quiver.store.reading.digests import SegmentDigests
 from quiver.store.reading.directory import StoreDirectory
 from quiver.store.reading.log_tail import LogFile, snapshot_log, uncovered
-from quiver.store.reading.query import By, Moment, Scan, table_names
+from quiver.store.reading.query.scan import Scan
+from quiver.store.reading.query.slot_scan import SlotScan, table_names
+from quiver.store.reading.query.time_range import By, Moment
 from quiver.store.segment.info import SegmentInfo, SegmentStatistics
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.verified import VerifiedSegments
@@ -215,37 +218,49 @@ class StoreReader:
 
     def scan(
         self,
-        slot: int | str,
+        slot: int | str | None = None,
         columns: Sequence[str] | None = None,
         start: Moment | None = None,
         end: Moment | None = None,
         *,
         by: By = "ingested",
         table: str | None = None,
+        view: str | None = None,
     ) -> Scan:
         """
-        Return the rows of one slot as one table: first sealed segments, then the bundles that are only in the log.
+        Return the rows of one slot or view as one table: first sealed segments, then bundles that are only in the log.
 
-        The scan is planned now and returns the same bundles each time it is read. Schemas may differ between bundles: a
-        column that a bundle lacks is null there, and types are widened.
+        The scan is planned now and returns the same bundles each time it is read. Schemas of a slot may differ between
+        bundles: a column that a bundle lacks is null there, and types are widened.
 
         Args:
             slot: id or name.
             columns: the columns to read, in this order. No other column is read.
             start: the first time of the range: an aware datetime, or nanoseconds since the epoch.
             end: the end of the range, exclusive.
-            by: whether the times are those of ingestion, which bundles have, or of the events, which rows have. A
-                bundle without a recorded ingestion time is in every range, a row without an event time in none.
+            by: whether the times are those of ingestion ("ingested" or "ingest"), which bundles have, or of the events
+                ("event"), which rows have. A bundle without a recorded ingestion time is in every range, a row without
+                an event time in none.
             table: only rows that were received over QWP for this table (slot `quiver.bundle.QWP_SLOT`), which have
                 their own schema.
+            view: instead of a slot, "logs", "spans" or "metrics": one row per log record, span or data point, decoded
+                from OTLP requests and OTAP tables.
 
         Raises:
             InvalidBundleError: an unknown slot.
-            UsageError: a column that no bundle has, or whose types cannot be combined; a time without a time zone;
-                event times or a table for a slot that has none.
+            UsageError: neither a slot nor a view, or both; a column that no bundle has, or whose types cannot be
+                combined; a time without a time zone; event times or a table for a slot that has none.
             CorruptionError: a file is damaged, and the reader is strict.
         """
-        return Scan(self._stores(), self._adapter.slot(slot), columns, start=start, end=end, by=by, table=table)
+        if (slot is None) == (view is None) or (view is not None and table is not None):
+            raise UsageError('give either a slot, as in scan("logs"), or a view, as in scan(view="logs")')
+        if view is not None:
+            # Imported only when used: decoding needs the packages of the extra `otlp`.
+            views: Any = importlib.import_module("quiver.store.reading.query.view_scan")
+            found: Scan = views.ViewScan(self._stores(), view, columns, start=start, end=end, by=by)
+            return found
+        number = self._adapter.slot(slot) if slot is not None else 0
+        return SlotScan(self._stores(), number, columns, start=start, end=end, by=by, table=table)
 
     def __enter__(self) -> Self:
         return self
