@@ -93,6 +93,13 @@ EXPORTER_METRICS: tuple[Metric, ...] = (
         "what",
     ),
     counter(
+        "quiver.exporter.skipped_bundles_total",
+        "{bundle}",
+        "Bundles, or parts of them, that were acknowledged without being sent: `signals` excludes theirs.",
+        "exporter",
+        "signal",
+    ),
+    counter(
         "quiver.exporter.given_up_total",
         "{bundle}",
         "Bundles that were not delivered, by outcome: dead_letter, drop; halt counts a stop.",

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from quiver.store.reading.stream_options import parse_options
 
@@ -44,6 +45,33 @@ def test_pipeline_of_the_howto_is_valid(tmp_path):
     pipeline = read_pipeline(path, [], {})
 
     assert [name for name, _ in pipeline.receivers] == ["otlp_receiver"]
+
+
+def test_pipeline_of_the_routing_page_is_valid(tmp_path):
+    """Each exporter takes the signals that the page names; the other two forms of `signals` give the same routes."""
+    from quiver.pipeline.processes.child import read_pipeline
+
+    source, ports, connections = blocks("docs/howto/routing.md", "yaml")[:3]
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(source)
+    routes = {name: route.signals for name, route in read_pipeline(path, [], {}).routes.items()}
+    assert routes == {"log_backend": ("logs",), "trace_backend": ("traces", "metrics"), "archive": None}
+
+    plain = re.sub(r", signals: \[.*?\]", "", source)
+    one_port = "    out_ports: {out_port: {destinations: [log_backend, trace_backend, archive]}}\n"
+    with_ports = plain.replace(one_port, ports.replace("[trace_backend]", "[trace_backend, archive]"))
+    assert with_ports.count("signals") == 2
+    path.write_text(with_ports)
+    by_port = {name: route.signals for name, route in read_pipeline(path, [], {}).routes.items()}
+    assert by_port == routes | {"archive": ("traces", "metrics")}
+
+    later = yaml.safe_load(plain)["nodes"]
+    nodes = {name: {"type": node["plugin_urn"], "config": node["config"]} for name, node in later.items()}
+    listed = [{"from": "otlp_receiver", "to": "buffer"}, *yaml.safe_load(connections)["connections"]]
+    pipeline = {"nodes": nodes, "connections": listed}
+    file = {"version": "otel_dataflow/v1", "groups": {"a": {"pipelines": {"b": pipeline}}}}
+    path.write_text(yaml.safe_dump(file))
+    assert {name: route.signals for name, route in read_pipeline(path, [], {}).routes.items()} == by_port
 
 
 def test_options_of_the_howto_exist():

@@ -10,6 +10,7 @@ module                   purpose
 `dead_letter_replay.py`  automatic replay of dead letters whose data were not refused
 `undelivered.py`         policy, retry set and dead letters as one object, called for each failed bundle
 `exporter_stats.py`      counts of deliveries and failures, and a report of the last of both
+`signal_filter.py`       the part of a bundle that an exporter of some signals receives (pure)
 `batches.py`             delivery of a batch for a reader in order: retry or dead letter before the commit
 =======================  =================================================================================
 """

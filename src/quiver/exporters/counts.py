@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from quiver.clock import Clock
 from quiver.delivery.exporter_stats import ExporterStats
+from quiver.delivery.signal_filter import count_skipped
 from quiver.exporters.reply import Reply
 from quiver.observe import Observer
 from quiver.otap.request import measure_request
@@ -68,6 +69,10 @@ class ExporterCounts:
         """Count a bundle that is damaged or cannot be converted to a request."""
         self._refused("", reason, message)
         self._stats.failed("data", _joined(reason, message))
+
+    def skipped(self, signals: Sequence[str]) -> None:
+        """Count the signals of a bundle that this exporter does not send."""
+        count_skipped(self._observer, self._exporter, signals)
 
     def unread(self, reason: str, message: str) -> None:
         """Count an attempt that failed locally because the bundle could not be read."""

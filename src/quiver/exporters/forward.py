@@ -28,6 +28,7 @@ from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.exporter_stats import ExporterStats
 from quiver.delivery.policy import Exhausted, Outcome, Permanent, Retry, RetryPolicy, Transient
+from quiver.delivery.signal_filter import SignalFilter
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import (
     BundleUnavailableError,
@@ -87,6 +88,7 @@ class BundleForwarder:
         clock: measures the pauses.
         observer: receives counts and events.
         stats: receives the counts that all exporters have, and the last failure.
+        signals: the signals to send; bundles without them are acknowledged and counted. None sends everything.
 
     Attributes:
         died: why a thread died and nothing is sent any more; None otherwise. Create another forwarder to continue.
@@ -106,6 +108,7 @@ class BundleForwarder:
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
         stats: ExporterStats | None = None,
+        signals: SignalFilter | None = None,
     ) -> None:
         self._source = source
         self._sender = sender
@@ -131,7 +134,7 @@ class BundleForwarder:
         self._condition = threading.Condition(threading.Lock())
         self._claim_lock = threading.Lock()  # only one thread at a time claims bundles
         self._attempts = AttemptTable(source, self._undelivered, self._counts.local_problem)
-        self._taker = BundleTaker(source, self._attempts)
+        self._taker = BundleTaker(source, self._attempts, signals, self._counts.skipped)
         self._in_flight = 0
         self._problem = ""
         self._halted = ""
@@ -321,6 +324,9 @@ class BundleForwarder:
         # While the destination is down, a single bundle probes it. Prefer one that was not tried before: another may
         # fail because of its own data.
         first = self._taker.take(timeout, prefer_new=self._breaker.is_down)
+        # Skipping needs no destination, so it neither waits for one that is down nor uses up its probe.
+        while first is not None and self._taker.skip(first):
+            first = None if self._stopped else self._taker.take(0.0, prefer_new=self._breaker.is_down)
         if first is None:
             return []
         self._begin(1)
@@ -447,7 +453,7 @@ class BundleForwarder:
     def _settle(self, bundle: TakenBundle) -> None:
         handle = bundle.handle
         try:
-            requests = bundle.requests = bundle.requests or requests_of(handle.bundle)
+            requests = bundle.requests = bundle.requests or requests_of(bundle.content)
         except (OSError, UnsupportedFormatError) as error:
             self._defer_unread(bundle, "READ", error)
             return
@@ -455,7 +461,7 @@ class BundleForwarder:
             kind = type(error).__name__
             self._counts.unsendable(kind, str(error))
             # A damaged bundle cannot be read; one that cannot be converted to a request can.
-            content = None if isinstance(error, CorruptionError) else handle.bundle
+            content = None if isinstance(error, CorruptionError) else bundle.content
             self._failed(handle, Permanent(kind, str(error)), lambda: content)
             return
         self._attempts.add(bundle.ref, bundle.attempts)
@@ -479,7 +485,7 @@ class BundleForwarder:
     @staticmethod
     def _unconfirmed_part(bundle: TakenBundle) -> Bundle:
         """Return the unconfirmed part of a bundle."""
-        return bundle_of(bundle.handle.bundle, bundle.requests or (), bundle.attempts.requests)
+        return bundle_of(bundle.content, bundle.requests or (), bundle.attempts.requests)
 
     def _answered(self, signal: str, request: bytes, reply: Reply, *, parts: Sequence[bytes] = ()) -> None:
         """Record an answer that settles a request. Whether confirmed or refused, the destination is up."""

@@ -8,13 +8,14 @@ as one. Each of its bundles is acknowledged when all of the bundle's own request
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
 
-from quiver.bundle import OTLP_SLOTS, BundleRef
-from quiver.errors import InvariantError, QuiverError
+from quiver.bundle import OTLP_SLOTS, Bundle, BundleRef
+from quiver.delivery.signal_filter import SignalFilter
+from quiver.errors import BundleUnavailableError, InvariantError, QuiverError
 from quiver.exporters.attempts import Attempts, AttemptTable
 from quiver.exporters.ports import ForwardedHandle, ForwardedRun, Source
 from quiver.exporters.requests import requests_of
@@ -31,13 +32,15 @@ class TakenBundle:
         attempts: its earlier attempts.
         handle: its claim.
         run: the run that it is part of, if it has no claim of its own.
+        signals: the signals to send; None for all.
 
     Attributes:
         requests: signal and bytes of each of its requests; None before they are needed, or if it could not be read.
         run: the run that it is part of; None if it has a claim of its own.
+        is_skipped: it has no signal that is sent, so it only has to be acknowledged.
     """
 
-    __slots__ = ("_handle", "attempts", "ref", "requests", "run")
+    __slots__ = ("_handle", "_signals", "attempts", "is_skipped", "ref", "requests", "run")
 
     def __init__(
         self,
@@ -46,9 +49,12 @@ class TakenBundle:
         *,
         handle: ForwardedHandle | None = None,
         run: ForwardedRun | None = None,
+        signals: SignalFilter | None = None,
     ) -> None:
         self.ref = ref
         self.attempts = attempts
+        self.is_skipped = False
+        self._signals = signals
         self.requests: list[tuple[str, bytes]] | None = None
         self.run = run
         self._handle = handle
@@ -70,6 +76,19 @@ class TakenBundle:
             self.run = None
         return self._handle
 
+    @property
+    def content(self) -> Bundle:
+        """
+        The part of the bundle that is sent.
+
+        Raises:
+            CorruptionError: the bundle is damaged.
+            BundleUnavailableError: the bundle is not on disk any more.
+            OSError: the disk could not be read.
+        """
+        bundle = self.handle.bundle
+        return bundle if self._signals is None else self._signals.part(bundle)
+
     def read(self) -> None:
         """
         Read the bundle, to combine its requests with others.
@@ -77,7 +96,7 @@ class TakenBundle:
         If it cannot be read, it has no requests and is sent individually, which reports the error.
         """
         with contextlib.suppress(QuiverError, OSError):
-            self.requests = requests_of(self.handle.bundle)
+            self.requests = requests_of(self.content)
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +105,9 @@ class TakenBundle:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether all of its requests were confirmed."""
+        """Whether all of its requests were confirmed, or none has to be sent."""
+        if self.is_skipped:
+            return True
         requests, of = self.requests, self.attempts.of
         return bool(requests) and all(of(number).is_confirmed for number in range(len(requests or ())))
 
@@ -98,11 +119,21 @@ class BundleTaker:
     Args:
         source: the subscriber.
         attempts: the bundles that were tried and are not resolved.
+        signals: the signals to send; None for all.
+        skipped: called with the signals of a bundle that are not sent.
     """
 
-    def __init__(self, source: Source, attempts: AttemptTable) -> None:
+    def __init__(
+        self,
+        source: Source,
+        attempts: AttemptTable,
+        signals: SignalFilter | None = None,
+        skipped: Callable[[Sequence[str]], None] = lambda _: None,
+    ) -> None:
         self._source = source
         self._attempts = attempts
+        self._signals = signals
+        self._skipped = skipped
 
     def take(self, timeout: float, *, prefer_new: bool = False) -> TakenBundle | None:
         """
@@ -122,7 +153,30 @@ class BundleTaker:
             if other is not chosen:
                 with other:
                     pass  # leaving it undecided makes it pending again
-        return TakenBundle(chosen.ref, self._attempts.get(chosen.ref), handle=chosen)
+        return TakenBundle(chosen.ref, self._attempts.get(chosen.ref), handle=chosen, signals=self._signals)
+
+    def skip(self, taken: TakenBundle) -> bool:
+        """
+        Acknowledge *taken* if none of its signals is sent. Return whether it was acknowledged.
+
+        Raises:
+            StoreClosedError: the store was closed; the bundle will be delivered again.
+            UnknownSubscriberError: the subscriber was unregistered.
+        """
+        if self._signals is None:
+            return False
+        try:
+            slots = taken.handle.bundle.slots
+        except (QuiverError, OSError):
+            return False  # the attempt to send it reports the error
+        if taken.ref not in self._attempts:
+            self._skipped(self._signals.unwanted(slots))
+        if self._signals.has_wanted(slots):
+            return False
+        with contextlib.suppress(BundleUnavailableError):  # policy dropped it
+            taken.handle.ack()
+        self._attempts.remove(taken.ref)
+        return True
 
     def take_run(self, count_max: int, timeout: float, *, bytes_max: int) -> list[TakenBundle] | None:
         """
@@ -159,9 +213,14 @@ class BundleTaker:
         try:
             for position, bundle in run:
                 one = self._part(run, position)
+                wanted = bundle
+                if self._signals is not None:
+                    self._skipped(self._signals.unwanted(bundle.slots))
+                    one.is_skipped = not self._signals.has_wanted(bundle.slots)
+                    wanted = self._signals.part(bundle)
                 # If it cannot be converted, it is sent individually, which reports the error.
                 with contextlib.suppress(QuiverError):
-                    one.requests = requests_of(bundle)
+                    one.requests = requests_of(wanted)
                 taken.append(one)
                 size += one.nbytes
                 if size >= bytes_max:
@@ -172,7 +231,7 @@ class BundleTaker:
 
     def _part(self, run: ForwardedRun, position: int) -> TakenBundle:
         ref = BundleRef(run.segment, position)
-        return TakenBundle(ref, self._attempts.get(ref), run=run)
+        return TakenBundle(ref, self._attempts.get(ref), run=run, signals=self._signals)
 
 
 def acknowledge(confirmed: Iterable[TakenBundle], others: Iterable[TakenBundle]) -> None:

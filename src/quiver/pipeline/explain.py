@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.processor import UserProcessorConfig
 from quiver.pipeline.config.receiver import ReceiverConfig
+from quiver.pipeline.config.route_signals import undelivered_signals
 from quiver.pipeline.model import Buffer, Node, Pipeline, Route
 from quiver.pipeline.port_limits import too_many_connections
 from quiver.primitives.disk.descriptors import descriptor_limit
@@ -55,12 +57,7 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
     exporters = [route for buffer in pipeline.buffers for route in buffer.routes if route.into is None]
     if not exporters:
         sentences.append("No exporter: received data is kept until another program reads it.")
-    elif len(exporters) == 1:
-        sentences.append("The exporter receives everything.")
-    else:
-        sentences.append(
-            f"Each of the {len(exporters)} exporters receives everything; data is not divided between them."
-        )
+    sentences += _received(exporters)
     for buffer in pipeline.buffers:
         if buffer.kind == "intake":
             ends = _listed(route.name for route in buffer.routes)
@@ -93,13 +90,42 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
         )
     sentences += [
         f"Warning: {text}"
-        for text in (*_exposed(pipeline), *_loops(pipeline), *_unlogged(pipeline), *_too_many(pipeline))
+        for text in (
+            *_unrouted(pipeline),
+            *_exposed(pipeline),
+            *_loops(pipeline),
+            *_unlogged(pipeline),
+            *_too_many(pipeline),
+        )
     ]
     if cores is not None and cores > 1:
         sentences.append(
             f"{cores} ingest processes share each port, each with its own store; exporters read all of them."
         )
     return sentences
+
+
+def _received(exporters: Sequence[Route]) -> list[str]:
+    """Return what the exporters receive, in sentences."""
+    everything = [route for route in exporters if route.signals is None]
+    sentences = [f"{route.name} receives only {_listed(route.signals)}." for route in exporters if route.signals]
+    if not sentences and len(exporters) > 1:
+        count = len(exporters)
+        sentences = [f"Each of the {count} exporters receives everything; data is not divided between them."]
+    elif everything:
+        who = "The exporter" if len(exporters) == 1 else _listed(route.name for route in everything)
+        sentences.append(f"{who} {'receive' if len(everything) > 1 else 'receives'} everything.")
+    return sentences
+
+
+def _unrouted(pipeline: Pipeline) -> list[str]:
+    """Return a warning for each signal that is received and that no exporter wants."""
+    return [
+        f"no exporter after {buffer.name} receives {_listed(signals)}, which "
+        f"{_listed(node.name for node in receivers)} {'accept' if len(receivers) > 1 else 'accepts'}: this data is "
+        "stored, acknowledged without being sent, counted in quiver.exporter.skipped_bundles_total, and deleted."
+        for buffer, receivers, signals in undelivered_signals(pipeline)
+    ]
 
 
 def _keeps_dead_letters_in_memory(buffer: Buffer) -> bool:
@@ -252,7 +278,7 @@ def _exporter(buffer: Buffer, route: Route) -> dict[str, Any]:
         "is": "exporter" if route.into is None else "into a buffer",
         "subscriber": route.name,
         "to": route.config.destination,
-        "receives": "everything",
+        "receives": "everything" if route.signals is None else _listed(route.signals),
         "of": buffer.name,
         "through": [node.name for node in route.processors],
         "runs_in": "spark" if route.is_query else "ingest",

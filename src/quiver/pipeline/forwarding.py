@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -20,6 +21,7 @@ from quiver.delivery.dead_letter_replay import DeadLetterReplay
 from quiver.delivery.dead_letters import DeadLetter, DeadLetters
 from quiver.delivery.exporter_stats import ExporterStats
 from quiver.delivery.policy import Outcome, RetryPolicy
+from quiver.delivery.signal_filter import SignalFilter
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import SettingsError, StoreFailedError, UsageError
 from quiver.exporters.forward import BundleForwarder
@@ -60,6 +62,7 @@ class _Exporter:
         observer: receives counts and events.
         stores: the number of cores that share the cap of its dead letters.
         share: the share of the disk budget for its dead letters.
+        signals: the signals that it receives; None for all.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class _Exporter:
         observer: Observer,
         stores: int,
         share: DiskShare | None,
+        signals: Sequence[str] | None,
     ) -> None:
         self.description = f"{name} → {config.destination}"
         policy, dead_letter_policy = config.policy(), config.dead_letter_policy()
@@ -89,6 +93,7 @@ class _Exporter:
             undelivered=_undelivered(name, policy, letters, store, observer),
             observer=observer,
             stats=self._stats,
+            signals=None if signals is None else SignalFilter(signals, store.adapter),
         )
         self._confirmed = self._denied = 0
         self._was_failing = False
@@ -175,7 +180,8 @@ class Forwarding:
         self._exporters: list[_Exporter] = []
         try:
             for name, config in pipeline.forwarders:
-                self._exporters.append(_Exporter(name, config, store, observer, stores, dead_letter_share))
+                signals = pipeline.routes[name].signals
+                self._exporters.append(_Exporter(name, config, store, observer, stores, dead_letter_share, signals))
         except BaseException:
             self._break_off()
             raise

@@ -31,6 +31,7 @@ from quiver.pipeline.config.limits import DiskConfig, MemoryConfig
 from quiver.pipeline.config.parse import Document, Path, load_document, nearest
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver import ReceiverConfig
+from quiver.pipeline.config.route_signals import Signals, route_signals
 from quiver.pipeline.config.route_tables import check_tables
 from quiver.pipeline.config.shapes import RawNode, mapping, read_nodes
 from quiver.pipeline.config.store import StoreReceiverConfig
@@ -105,7 +106,8 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     disk = _optional_section(document, "disk", DiskConfig)
     if disk is not None and all(plan.kind == "memory" for plan in plans):
         raise document.invalid(("disk",), "disk has no effect: nothing is kept on the disk; write memory.size_cap")
-    buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig()) for plan in plans)
+    signals = route_signals(document, raw, plans, nodes)
+    buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig(), signals) for plan in plans)
     paths = {buffer.name: buffer.config.path or f"{buffer.name}/" for buffer in buffers}
     buffers = tuple(lead_into(buffer, paths) for buffer in buffers)
     pipeline = Pipeline(source, nodes, buffers, metrics, _log_level(document), disk, text)
@@ -183,7 +185,9 @@ def _node(document: Document, raw: RawNode, defaults: Mapping[str, Any]) -> Node
     return Node(raw.name, raw.plugin, config, raw.edges)
 
 
-def _buffer(plan: BufferPlan, nodes: Mapping[str, Node], memory: MemoryConfig) -> Buffer:
+def _buffer(
+    plan: BufferPlan, nodes: Mapping[str, Node], memory: MemoryConfig, signals: Mapping[str, Signals]
+) -> Buffer:
     if plan.kind == "memory" or plan.derived_from is None:
         config = PersistenceConfig("", memory.settings())
     else:
@@ -197,6 +201,7 @@ def _buffer(plan: BufferPlan, nodes: Mapping[str, Node], memory: MemoryConfig) -
             QuiverExporterConfig.model_validate({"path": "-"}) if route.into is not None else nodes[route.name].config,
             route.into,
             route.strategy,
+            signals[route.name],
         )
         for route in plan.routes
     )

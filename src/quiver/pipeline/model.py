@@ -57,6 +57,7 @@ class Route:
         config: the config of the exporter at its end.
         into: the buffer at its end; None if it ends at an exporter.
         strategy: `round_robin`: queries of one buffer take turns in Spark; `broadcast`: first come, first served.
+        signals: the signals that take it; None for all. The others are acknowledged at its start, and counted.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Route:
     config: ExporterConfig
     into: str | None = None
     strategy: str = "round_robin"
+    signals: tuple[str, ...] | None = None
 
     @property
     def is_query(self) -> bool:

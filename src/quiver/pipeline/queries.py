@@ -22,7 +22,9 @@ from quiver.store.format.cores import core_directory
 from quiver.store.format.names import STORE_ID, progress_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
     from quiver.delivery.dead_letters import DeadLetters
@@ -216,7 +218,7 @@ def start_query(
             spark,
             plan.store_path,
             plan.subscriber,
-            bundle_filter,
+            _only_signals(plan, bundle_filter, observer),
             checkpoint=plan.checkpoint,
             trigger={"availableNow": True} if once else {"processingTime": f"{milliseconds} milliseconds"},
             options=source_options(plan),
@@ -226,6 +228,16 @@ def start_query(
         bundle_filter.close()
         raise
     return RunningQuery(query, bundle_filter)
+
+
+def _only_signals(
+    plan: QueryPlan, each: BadBundleFilter, observer: Observer | None
+) -> Callable[[DataFrame, int], None]:
+    """Return *each*, which gets only the bundles of the signals that the route takes."""
+    from quiver.spark.exporters.signal_batches import SignalBatches  # noqa: PLC0415 - an extra
+
+    signals = plan.route.signals
+    return each if signals is None else SignalBatches(each, signals, plan.subscriber, observer)
 
 
 def source_options(plan: QueryPlan) -> dict[str, str]:
@@ -250,11 +262,13 @@ def export_of(plan: QueryPlan, stats: ExporterStats | None = None) -> BundleExpo
     """
     from quiver.spark.exporters.parquet import ParquetExporter  # noqa: PLC0415
     from quiver.spark.exporters.query import TableBatches  # noqa: PLC0415 - an extra
+    from quiver.spark.exporters.signal_batches import views_of_signals  # noqa: PLC0415
     from quiver.spark.exporters.tables import ParquetTables, exporter_of  # noqa: PLC0415
 
     config: Any = plan.route.config
     # An exporter with a retry policy must not skip bundles silently.
     reading = {"fail_on_data_loss": not plan.may_lose, "skip_undecodable": False}
+    views = None if plan.route.signals is None else views_of_signals(plan.route.signals)
     is_parquet = isinstance(config, ParquetExporterConfig)
     if is_parquet and not plan.route.processors:
         if config.file_mode is not None:
@@ -267,10 +281,11 @@ def export_of(plan: QueryPlan, stats: ExporterStats | None = None) -> BundleExpo
             compression=config.compression,
             file_mode=config.file_mode,
             stats=stats,
+            views=views,
             **reading,
         )
     settings = (
         ParquetTables(config.path, config.compression, file_mode=config.file_mode) if is_parquet else config.settings()
     )
     exporter = exporter_of(settings, subscriber=plan.subscriber)
-    return TableBatches(plan.store_path, exporter, chain=chain_of(plan.route), stats=stats, **reading)
+    return TableBatches(plan.store_path, exporter, chain=chain_of(plan.route), stats=stats, views=views, **reading)

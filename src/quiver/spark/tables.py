@@ -95,6 +95,7 @@ def tables_of(
     descriptors: Descriptors,
     *,
     also: Collection[str] = (),
+    only: Collection[str] | None = None,
     fail_on_data_loss: bool = True,
     skip_undecodable: bool = False,
 ) -> dict[str, DataFrame]:
@@ -107,11 +108,14 @@ def tables_of(
         spark: the session of the batch.
         descriptors: of the batch.
         also: views to return even if the bundles have no data of them, with a frame without rows.
+        only: the views to return at most; None for all.
         fail_on_data_loss: False skips missing or damaged bundles, with a warning.
         skip_undecodable: skip requests that cannot be decoded, with a warning.
     """
     tables = {}
     for view in VIEWS:
+        if only is not None and view not in only:
+            continue
         found = descriptors.with_slots(slots_of_view(view))
         if not found.num_rows and view not in also:
             continue

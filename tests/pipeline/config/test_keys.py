@@ -23,6 +23,7 @@ from quiver.pipeline.queries import chain_of, plan_queries, spark_settings
 from quiver.settings import Settings
 
 RETRY = {
+    "signals": ["logs"],
     "retry.initial_interval": "2s",
     "retry.max_interval": "50s",
     "retry.multiplier": 3,
@@ -38,7 +39,7 @@ RETRY = {
     "dead_letters.max_age": "9d",
     "dead_letters.replay": "manual",
 }
-"""Keys of the retry policy."""
+"""The signals of an exporter, and the keys of its retry policy."""
 
 SENDER = {
     **RETRY,
@@ -281,6 +282,7 @@ def settings_of(value):
                       for _, config in pipeline.receivers if not isinstance(config, PolledReceiverConfig)],
         "polled": [config.settings() for _, config in pipeline.receivers if isinstance(config, PolledReceiverConfig)],
         "stores": [(part.persistence.path, part.persistence.settings) for part in parts],
+        "signals": [route.signals for route in pipeline.routes.values()],
         "senders": [(name, config.settings(), config.sizes(), config.otap() if hasattr(config, "otap") else None)
                     for name, config in pipeline.forwarders],
         "policies": [(name, config.policy(), config.dead_letter_policy()) for name, config in pipeline.exporters],

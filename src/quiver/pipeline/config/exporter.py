@@ -16,7 +16,7 @@ from quiver.errors import SettingsError
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, RequestSizes, shown
 from quiver.pipeline.config.base import Config, SettingsConfig, settings_keys
 from quiver.pipeline.config.formatting import duration_words, size_words
-from quiver.pipeline.config.values import Duration, FileMode
+from quiver.pipeline.config.values import Duration, FileMode, Signals
 from quiver.spark.exporters.settings import (
     ConsoleSettings,
     FileSettings,
@@ -73,8 +73,10 @@ class ExporterConfig(Config):
     Attributes:
         retry: see `RetryConfig`; three of its keys may be written here, too.
         dead_letters: see `DeadLettersConfig`.
+        signals: the signals that it receives; None for all. The others are acknowledged for it without being sent.
     """
 
+    signals: Signals = None
     retry: RetryConfig = RetryConfig()
     dead_letters: DeadLettersConfig = DeadLettersConfig()
 

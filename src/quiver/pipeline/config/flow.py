@@ -15,8 +15,9 @@ Pure: names in, names out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from quiver.pipeline.config.parse import Document, Path
@@ -37,12 +38,14 @@ class RoutePlan:
         processors: the processors on the route, in order.
         into: the buffer at its end; None if it ends at an exporter.
         strategy: the dispatch strategy of the port where it starts.
+        signals: the signals that all of its edges let pass; None for all.
     """
 
     name: str
     processors: tuple[str, ...] = ()
     into: str | None = None
     strategy: str = "round_robin"
+    signals: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[Buffe
         _check_destinations(document, node, nodes)
     plans: list[BufferPlan] = []
     direct = {node.name: BufferPlan(node.name, "persistence", node.name) for node in nodes.values() if _is_store(node)}
-    groups: dict[frozenset[str], BufferPlan] = {}
+    groups: dict[frozenset[tuple[str, tuple[str, ...] | None]], BufferPlan] = {}
     for node in nodes.values():
         if node.plugin.kind != "receiver":
             continue
@@ -85,11 +88,12 @@ def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[Buffe
         if store is not None:
             direct[store].receivers.append(node.name)
             continue
-        plan = groups.get(frozenset(node.edges))
+        group = frozenset((name, edge.signals) for name, edge in node.edges.items())
+        plan = groups.get(group)
         if plan is None:
             origin = _first_store(nodes, node.edges)
             kind: BufferKind = "memory" if origin is None else "intake"
-            plan = groups[frozenset(node.edges)] = BufferPlan(kind, kind, origin)
+            plan = groups[group] = BufferPlan(kind, kind, origin)
         plan.receivers.append(node.name)
     if len(groups) > 1:
         for plan in groups.values():
@@ -141,6 +145,9 @@ def _check_destinations(document: Document, node: RawNode, nodes: Mapping[str, R
             more = next(one for one in node.edges if one != name)
             reason = f"{node.name} feeds {name} and {more}; feed {more} from {name}, which delivers to each destination"
             raise document.invalid(node.edges[more].path, reason)
+        if kind == "receiver" and edge.signals is not None and _is_store(other):
+            reason = f"{node.name} stores all that it receives: write signals on a connection that leaves {name}"
+            raise document.invalid(edge.path, reason)
         if kind == "receiver" and edge.strategy == "broadcast":
             reason = "broadcast would store a copy for each core; write round_robin: every exporter gets everything"
             raise document.invalid(edge.path, reason)
@@ -190,17 +197,37 @@ def _lead_out(
             raise document.invalid(path, reason)
         reached[end] = path
         node = nodes[end]
+        signals = _passing(document, nodes, (start.name, *between, end))
         if _is_store(node):
-            plan.routes.append(RoutePlan(end, between, end, strategy))
+            plan.routes.append(RoutePlan(end, between, end, strategy, signals))
         elif between and not node.plugin.takes_rows:
             staged = BufferPlan(
                 f"staged-{end}"[:64], "memory" if plan.kind == "memory" else "staged", plan.derived_from
             )
             staged.routes.append(RoutePlan(end, (), None, strategy))
-            plan.routes.append(RoutePlan(staged.name, between, staged.name, strategy))
+            plan.routes.append(RoutePlan(staged.name, between, staged.name, strategy, signals))
             yield staged
         else:
-            plan.routes.append(RoutePlan(end, between, None, strategy))
+            plan.routes.append(RoutePlan(end, between, None, strategy, signals))
+
+
+def _passing(document: Document, nodes: Mapping[str, RawNode], way: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the signals that every edge of *way* lets pass; None for all."""
+    passing: tuple[str, ...] | None = None
+    for name, following in pairwise(way):
+        edge = nodes[name].edges[following]
+        if edge.signals is None:
+            continue
+        before = passing
+        passing = edge.signals if before is None else tuple(one for one in before if one in edge.signals)
+        if not passing:
+            reason = f"no signal passes from {way[0]} to {way[-1]}: {following} would receive only {_listed(before)}"
+            raise document.invalid(edge.path, reason)
+    return passing
+
+
+def _listed(signals: Iterable[str] | None) -> str:
+    return " and ".join(signals or ())
 
 
 def _in_order(plans: Sequence[BufferPlan]) -> list[BufferPlan]:

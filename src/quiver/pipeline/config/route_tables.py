@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from quiver.pipeline.config.base import SettingsConfig
 from quiver.pipeline.config.parse import Document, nearest
 from quiver.pipeline.config.shapes import RawNode
-from quiver.spark.processors.settings import SIGNALS, RedactSettings, SqlSettings
+from quiver.spark.processors.settings import INPUT, SIGNALS, RedactSettings, SqlSettings
 
 if TYPE_CHECKING:
     from quiver.pipeline.model import Node, Pipeline, Route
@@ -22,6 +22,8 @@ __all__ = ["check_tables"]
 
 _OTHER_NAMES = {"trace": "spans", "traces": "spans"}
 """Other names of a signal → the name of its table."""
+_OTHER_SIGNALS = {"spans": "traces"}
+"""A table → its signal, where the names differ."""
 
 
 def check_tables(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
@@ -49,7 +51,10 @@ def check_tables(document: Document, raw: Mapping[str, RawNode], pipeline: Pipel
 
 def _named(route: Route) -> Iterator[tuple[tuple[str, str], Iterable[str], set[str]]]:
     """Yield (node, key), the names it gives, and the names that exist; the latter is empty if any name may exist."""
-    tables: set[str] = set(SIGNALS)
+    # The tables of signals that do not take the route never arrive.
+    tables: set[str] = {
+        one for one in SIGNALS if route.signals is None or _OTHER_SIGNALS.get(one, one) in route.signals
+    }
     has_own, has_query = False, False
     for node in route.processors:
         settings = _settings(node)
@@ -58,6 +63,9 @@ def _named(route: Route) -> Iterator[tuple[tuple[str, str], Iterable[str], set[s
         if isinstance(settings, RedactSettings) and settings.columns:
             columns = settings.columns
             yield (node.name, "columns"), columns, set(columns) if has_own or has_query else _text_columns()
+        if isinstance(settings, SqlSettings) and route.signals is not None:
+            named = [name for name in settings.reads if name != INPUT]
+            yield (node.name, "query"), named, tables | set(SIGNALS if has_own else ())
         if isinstance(settings, SqlSettings) and settings.output is not None:
             tables.add(settings.output)
         has_own = has_own or settings is None

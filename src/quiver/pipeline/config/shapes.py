@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, get_args
 
 from quiver.errors import UsageError
 from quiver.pipeline.config.parse import Document, Path, nearest
+from quiver.pipeline.config.values import read_signals
 from quiver.pipeline.plugins import NodeKind, Plugin, find_plugin, known_urns
 from quiver.store.format.names import check_subscriber_id
 
@@ -52,15 +53,16 @@ _LATER_KEYS = ("version", "groups", "pipeline_groups", "settings", *_COMMON_KEYS
 _PIPELINE_KEYS = ("nodes", "connections", "settings")
 _NODE_KEYS = ("kind", "plugin_urn", "out_ports", "config")
 _LATER_NODE_KEYS = ("type", "config")
-_PORT_KEYS = ("destinations", "dispatch_strategy")
-_CONNECTION_KEYS = ("from", "to", "dispatch_strategy")
+_PORT_KEYS = ("destinations", "dispatch_strategy", "signals")
+_CONNECTION_KEYS = ("from", "to", "dispatch_strategy", "signals")
 
 
 class Edge(NamedTuple):
-    """An edge between two nodes: its place in the file, and the dispatch strategy."""
+    """An edge between two nodes: its place in the file, the dispatch strategy, and the signals that pass; None: all."""
 
     path: Path
     strategy: Strategy = "round_robin"
+    signals: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +180,13 @@ def _ports(document: Document, path: Path, ports: Any, names: Mapping[str, Any])
         inside = mapping(document, (*here, port), value, f"port {port}")
         _known(document, (*here, port), inside, _PORT_KEYS)
         strategy = _strategy(document, (*here, port), inside)
+        signals = _signals(document, (*here, port), inside)
         listed = inside.get("destinations")
         if not isinstance(listed, list):
             raise document.invalid((*here, port, "destinations"), "destinations must be a list of node names")
         for index, destination in enumerate(listed):
             spot: Path = (*here, port, "destinations", index)
-            _add_edge(document, found, destination, Edge(spot, strategy), names)
+            _add_edge(document, found, destination, Edge(spot, strategy, signals), names)
     return found
 
 
@@ -193,6 +196,13 @@ def _strategy(document: Document, path: Path, raw: Mapping[str, Any]) -> Strateg
         reason = f"unknown dispatch_strategy {strategy}{nearest(str(strategy), _STRATEGIES)}"
         raise document.invalid((*path, "dispatch_strategy"), reason)
     return str(strategy)
+
+
+def _signals(document: Document, path: Path, raw: Mapping[str, Any]) -> tuple[str, ...] | None:
+    try:
+        return read_signals(raw.get("signals"))
+    except ValueError as error:
+        raise document.invalid((*path, "signals"), str(error)) from error
 
 
 def _add_edge(
@@ -282,7 +292,7 @@ def _connections(document: Document, path: Path, value: Any) -> Iterator[tuple[A
         for key in ("from", "to"):
             if key not in inside:
                 raise document.invalid(here, f"{key} is missing")
-        edge = Edge((*here, "to"), _strategy(document, here, inside))
+        edge = Edge((*here, "to"), _strategy(document, here, inside), _signals(document, here, inside))
         sources = inside["from"] if isinstance(inside["from"], list) else [inside["from"]]
         targets = inside["to"] if isinstance(inside["to"], list) else [inside["to"]]
         yield from ((source, target, edge) for source in sources for target in targets)

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from quiver.delivery.signal_filter import check_signals
 from quiver.errors import SettingsError
 from quiver.receivers.settings import split_address
 from quiver.settings import parse_duration_s, parse_size_bytes
 
-__all__ = ["Address", "Duration", "FileMode", "Size"]
+__all__ = ["Address", "Duration", "FileMode", "Signals", "Size", "read_signals"]
 
 
 def _address(value: object) -> object:
@@ -50,6 +51,24 @@ def _file_mode(value: object) -> int | None:
     return int(value, 8)
 
 
+def read_signals(value: object) -> tuple[str, ...] | None:
+    """
+    Return the signals that `signals: [logs, traces]` names; None for all.
+
+    Raises:
+        ValueError: it is not a list of different signals.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple):
+        raise ValueError("signals must be a list, for example [logs, traces]")  # noqa: TRY004 - pydantic expects it
+    try:
+        return check_signals(value)
+    except SettingsError as error:
+        raise ValueError(str(error)) from error
+
+
+Signals = Annotated[tuple[str, ...] | None, BeforeValidator(read_signals)]
 FileMode = Annotated[int | None, BeforeValidator(_file_mode)]
 Address = Annotated[str, BeforeValidator(_address)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]

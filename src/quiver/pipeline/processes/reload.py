@@ -63,7 +63,12 @@ def _queries(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _definition(route: Route) -> tuple[Any, ...]:
-    return route.config, route.strategy, [(node.name, node.plugin.urn, node.config) for node in route.processors]
+    return (
+        route.config,
+        route.strategy,
+        route.signals,
+        [(node.name, node.plugin.urn, node.config) for node in route.processors],
+    )
 
 
 def describe_changes(old: Pipeline, new: Pipeline) -> str:

@@ -116,6 +116,7 @@ class PartWriter:
         skip_undecodable: skip requests that cannot be decoded, with a warning. False if a `BadBundleFilter` must see
             them.
         file_mode: permission bits of the files; None leaves them to the umask.
+        views: the tables of the signals to write; None for all, and for slots that belong to no signal.
     """
 
     def __init__(
@@ -130,8 +131,10 @@ class PartWriter:
         fail_on_data_loss: bool = True,
         skip_undecodable: bool = False,
         file_mode: int | None = None,
+        views: AbstractSet[str] | None = None,
     ) -> None:
         self._output = output
+        self._views = views
         self._file_mode = file_mode
         self._prefix = prefix
         self._attempt = attempt
@@ -157,7 +160,7 @@ class PartWriter:
         try:
             for root, ref, bundle in self._bundles(descriptors):
                 through[root] = max(through.get(root, ref), ref)
-                shown, rest = split_stored(bundle.batches)
+                shown, rest = self._wanted(*split_stored(bundle.batches))
                 for slot, batch in rest.items():
                     self._slot(tables, task, slot, batch)
                 for view, stored in shown.items():
@@ -174,6 +177,14 @@ class PartWriter:
                 table.writer.close()
         if through:
             yield _results(tables.values(), through)
+
+    def _wanted(
+        self, shown: dict[str, Any], rest: dict[int, pa.RecordBatch]
+    ) -> tuple[dict[str, Any], dict[int, pa.RecordBatch]]:
+        """Return the tables and slots to write."""
+        if self._views is None:
+            return shown, rest
+        return {view: stored for view, stored in shown.items() if view in self._views}, {}
 
     def _bundles(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, BundleRef, Bundle]]:
         for path, ref, bundle in open_bundles_at(descriptors, adapter=self._adapter, fail_on_data_loss=self._fail):
@@ -254,6 +265,7 @@ class ParquetExporter:
             *fail_on_data_loss*.
         file_mode: permission bits of the files, such as 0o640; None leaves them to the umask.
         stats: receives the delivered amounts.
+        views: the tables of the signals to export; None for all, and for slots that belong to no signal.
 
     Raises:
         UsageError: the compression is unknown, or files could not be written with this mode.
@@ -270,8 +282,10 @@ class ParquetExporter:
         skip_undecodable: bool | None = None,
         file_mode: int | None = None,
         stats: ExporterStats | None = None,
+        views: AbstractSet[str] | None = None,
     ) -> None:
         self._stats = stats
+        self._views = views
         check_file_mode(file_mode)
         self._file_mode = file_mode
         if compression not in {"zstd", "snappy", "none"}:
@@ -373,6 +387,7 @@ class ParquetExporter:
             fail_on_data_loss=self._fail,
             skip_undecodable=self._skip_undecodable,
             file_mode=self._file_mode,
+            views=self._views,
         )
         return batch.select("path", "segment", "index").mapInArrow(task, _RESULT_SCHEMA).collect()
 

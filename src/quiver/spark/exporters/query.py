@@ -56,6 +56,7 @@ class TableBatches:
         skip_undecodable: skip requests that cannot be decoded, with a warning. None means the opposite of
             *fail_on_data_loss*.
         stats: receives the delivered amounts.
+        views: the tables of the signals to export; None for all.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class TableBatches:
         fail_on_data_loss: bool = True,
         skip_undecodable: bool | None = None,
         stats: ExporterStats | None = None,
+        views: AbstractSet[str] | None = None,
     ) -> None:
         self._stats = stats
+        self._views = views
         self._store_path = str(Path(store_path).absolute())
         self._exporter = exporter
         self._chain = tuple(chain)
@@ -121,7 +124,12 @@ class TableBatches:
         there = views | descriptors.views if joined else views
         also = frozenset(views).union(*(reads for reads in joined if not there.isdisjoint(reads)))
         tables = tables_of(
-            spark, descriptors, also=also, fail_on_data_loss=self._fail, skip_undecodable=self._skip_undecodable
+            spark,
+            descriptors,
+            also=also,
+            only=self._views,
+            fail_on_data_loss=self._fail,
+            skip_undecodable=self._skip_undecodable,
         )
         empty = {name: tables[name] for name in also & tables.keys() - descriptors.views} if also else {}
         processed = process(tables, self._chain)
