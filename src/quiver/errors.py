@@ -20,6 +20,7 @@ All errors that Quiver raises, grouped by how the caller should react.
     │   ├── InvalidRecordError         the record cannot be stored as it is: empty, or larger than a segment
     │   ├── UnknownRecordError         no record has that id, or its segment was retired
     │   ├── ObjectNotFoundError        the object store has no object of that name
+    │   ├── ObjectChangedError         another writer changed the object that the call was to replace
     │   ├── ObjectExistsError          the object already exists, and the call may not replace it
     │   ├── ForkError                  opened in the parent process: fork first, then open
     │   └── AccessDeniedError          the object or metadata store does not accept these credentials
@@ -59,6 +60,7 @@ __all__ = [
     "InvariantError",
     "MetadataUnavailableError",
     "NotDurableError",
+    "ObjectChangedError",
     "ObjectExistsError",
     "ObjectNotFoundError",
     "ObjectsUnavailableError",
@@ -216,6 +218,14 @@ class ObjectExistsError(UsageError):
 
     def __init__(self, key: str) -> None:
         super().__init__(f"objects: {key} already exists")
+        self.key = key
+
+
+class ObjectChangedError(UsageError):
+    """The object named `key` is not the one that the call was to replace: read it again, and decide again."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"objects: {key} was changed or removed by another writer: read it again")
         self.key = key
 
 

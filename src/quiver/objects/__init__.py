@@ -14,6 +14,7 @@ module             purpose
 `directory.py`     objects as files of the `FileSystem` port, synced before they are renamed
 `memory.py`        objects in a dictionary
 `remote.py`        S3, Google Cloud Storage and Azure through obstore
+`digest.py`        the etag of an upload, computed from its bytes
 `retrying.py`      any of them, with retries and capped backoff
 `opening.py`       `open_objects`: from a location to a tier with verified credentials
 =================  ===================================================================================

@@ -13,11 +13,19 @@ because it syncs nothing.
 
 from __future__ import annotations
 
+import hashlib
 import os.path
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import ObjectExistsError, ObjectNotFoundError, UsageError
+from quiver.errors import (
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectsUnavailableError,
+    UsageError,
+)
 from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.file_system import Buffer, File, FileSystem
@@ -70,6 +78,27 @@ class DirectoryObjects:
             except FileExistsError:
                 continue
 
+    @contextmanager
+    def _only_if(self, key: str, etag: str | None) -> Iterator[None]:
+        """Let the block replace the object that has *etag*, while no other process replaces it conditionally."""
+        if etag is None:
+            yield
+            return
+        name = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+        lock = self._fs.try_lock(f"{self._parts}/{name}.lock", note=f"replacing {key}")
+        if lock is None:
+            raise ObjectsUnavailableError("put", key, "another process is replacing it at this moment")
+        try:
+            try:
+                is_same = self.head(key).etag == etag
+            except ObjectNotFoundError:
+                is_same = False
+            if not is_same:
+                raise ObjectChangedError(key)
+            yield
+        finally:
+            lock.release()
+
     def _write(self, key: str, parts: Iterable[Buffer], *, if_absent: bool) -> ObjectInfo:
         target = self._path(key)
         self._fs.make_dirs(os.path.dirname(target))  # noqa: PTH120
@@ -99,15 +128,17 @@ class DirectoryObjects:
                 self._fs.remove(file.path)
         return self.head(key)
 
-    def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> ObjectInfo:
         """
         Write *data* as the object *key*, durably on return.
 
         Raises:
             ObjectExistsError: with *if_absent*, when there is one already.
+            ObjectChangedError: with *if_match*, when the object has another etag or does not exist.
             OSError: the disk failed; the key has the old object or the new one.
         """
-        return self._write(key, (data,), if_absent=if_absent)
+        with self._only_if(key, if_match):
+            return self._write(key, (data,), if_absent=if_absent)
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:  # noqa: ARG002
         """

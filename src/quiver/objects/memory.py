@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import ObjectExistsError, ObjectNotFoundError, UsageError
+from quiver.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, UsageError
 from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
 from quiver.primitives.disk.file_system import Buffer
 
@@ -35,18 +35,21 @@ class MemoryObjects:
             other._writes = self._writes
         return other
 
-    def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> ObjectInfo:
         """
         Write *data* as the object *key*.
 
         Raises:
             ObjectExistsError: with *if_absent*, when there is one already.
+            ObjectChangedError: with *if_match*, when the object has another etag or does not exist.
         """
         check_key(key)
         kept = bytes(data)
         with self._guard:
             if if_absent and key in self._objects:
                 raise ObjectExistsError(key)
+            if if_match is not None and (key not in self._objects or self._objects[key][1].etag != if_match):
+                raise ObjectChangedError(key)
             self._writes += 1
             info = ObjectInfo(key, len(kept), f'"{self._writes}"', self._clock.now_ns())
             self._objects[key] = (kept, info)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from quiver.errors import UsageError
@@ -41,12 +41,15 @@ class ObjectInfo:
         size_bytes: its length.
         etag: changes whenever the object is replaced; None where the tier has none.
         modified_ns: when it was written, by the tier's clock; nanoseconds since the Unix epoch.
+        is_verified: in the result of a write, whether the tier returned a digest of the bytes that it received and the
+            digest is right. If False, only reading the object proves that it arrived.
     """
 
     key: str
     size_bytes: int
     etag: str | None
     modified_ns: int
+    is_verified: bool = field(default=False, compare=False)
 
 
 class ObjectTier(Protocol):
@@ -57,12 +60,16 @@ class ObjectTier(Protocol):
     `AccessDeniedError`, and `UsageError` for a key that `check_key` rejects.
     """
 
-    def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> ObjectInfo:
         """
         Write *data* as the object *key*, durably on return.
 
+        *if_match* is the etag of the object to replace. All writers of that key use conditions then.
+
         Raises:
             ObjectExistsError: with *if_absent*, when there is one already. Of concurrent calls, one succeeds.
+            ObjectChangedError: with *if_match*, when the object has another etag or does not exist. Of concurrent
+                calls, one succeeds.
         """
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:

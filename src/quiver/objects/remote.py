@@ -11,11 +11,13 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from quiver.errors import (
     AccessDeniedError,
+    ObjectChangedError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectsUnavailableError,
@@ -23,6 +25,7 @@ from quiver.errors import (
     SettingsError,
     UsageError,
 )
+from quiver.objects.digest import UploadDigest
 from quiver.objects.location import ObjectLocation
 from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
 from quiver.primitives.disk.file_system import Buffer
@@ -172,17 +175,29 @@ class RemoteObjects:
     def __repr__(self) -> str:
         return f"RemoteObjects({self._name})"
 
-    def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> ObjectInfo:
         """
         Write *data* as the object *key*, durably on return.
 
         Raises:
             ObjectExistsError: with *if_absent*, when there is one already.
+            ObjectChangedError: with *if_match*, when the object has another etag or does not exist.
         """
-        mode = "create" if if_absent else "overwrite"
-        with self._translating("put", check_key(key)):
-            self._calls.put(self._store, key, data, mode=mode, use_multipart=False)
-        return self.head(key)
+        mode: object = "create" if if_absent else "overwrite" if if_match is None else {"e_tag": if_match}
+        digest = UploadDigest()
+        digest.add(data)
+        try:
+            with self._translating("put", check_key(key)):
+                self._calls.put(self._store, key, data, mode=mode, use_multipart=False)
+        except (ObjectExistsError, ObjectNotFoundError):
+            if if_match is None:
+                raise
+            raise ObjectChangedError(key) from None
+        return self._described(key, digest)
+
+    def _described(self, key: str, digest: UploadDigest) -> ObjectInfo:
+        found = self.head(key)
+        return replace(found, is_verified=found.etag == digest.etag())
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:
         """
@@ -201,7 +216,8 @@ class RemoteObjects:
                 break
         else:
             return self.put(key, b"".join(begin))  # one request instead of three, and no leftovers
-        given = _Given(itertools.chain(begin, rest))
+        digest = UploadDigest(part_bytes)
+        given = _Given(_added_to(digest, itertools.chain(begin, rest)))
         with given.raising(), self._translating("put", key):
             self._calls.put(
                 self._store,
@@ -211,7 +227,7 @@ class RemoteObjects:
                 chunk_size=part_bytes,
                 max_concurrency=parallel,
             )
-        return self.head(key)
+        return self._described(key, digest)
 
     def get(self, key: str, *, size_max: int) -> bytes:
         """
@@ -329,6 +345,12 @@ class RemoteObjects:
         if self._store is None:
             raise UsageError(f"objects: {self._name} is closed")
         return _translated(operation, key, self._secrets)
+
+
+def _added_to(digest: UploadDigest, parts: Iterable[Buffer]) -> Iterator[Buffer]:
+    for part in parts:
+        digest.add(part)
+        yield part
 
 
 def _info(meta: Any) -> ObjectInfo:

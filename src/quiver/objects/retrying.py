@@ -2,7 +2,7 @@
 Retrying the calls of any tier after transient failures.
 
 A write whose answer was lost may have taken effect. Repeating it is harmless if it replaces the object; with
-*if_absent* the second attempt finds the object of the first one, and must not mistake it for another's.
+*if_absent* or *if_match* the second attempt finds the object of the first one, and must not mistake it for another's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from random import Random
 from typing import TypeVar
 
 from quiver.clock import Clock
-from quiver.errors import ObjectExistsError, ObjectsUnavailableError
+from quiver.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, ObjectsUnavailableError
 from quiver.objects.port import ObjectInfo, ObjectTier, Parts
 from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
@@ -74,24 +74,32 @@ class RetryingObjects:
                     self._clock.wait(self._waiting, next(delays))
         return call(self._tries_max)
 
-    def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> ObjectInfo:
         """
         Write *data* as the object *key*, durably on return.
 
         Raises:
             ObjectExistsError: with *if_absent*, when another caller wrote one.
+            ObjectChangedError: with *if_match*, when another caller replaced or removed it.
         """
 
         def call(number: int) -> ObjectInfo:
             try:
-                return self._inner.put(key, data, if_absent=if_absent)
-            except ObjectExistsError:
-                info = self._inner.head(key) if number > 1 else None
-                if info is None or info.size_bytes != len(data) or not self._holds(key, memoryview(data)):
+                return self._inner.put(key, data, if_absent=if_absent, if_match=if_match)
+            except (ObjectExistsError, ObjectChangedError):
+                written = self._written(key, memoryview(data)) if number > 1 else None
+                if written is None:
                     raise
-                return info  # written by an attempt whose answer was lost
+                return written  # by an attempt whose answer was lost
 
         return self._tried(call)
+
+    def _written(self, key: str, data: memoryview) -> ObjectInfo | None:
+        try:
+            info = self._inner.head(key)
+            return info if info.size_bytes == data.nbytes and self._holds(key, data) else None
+        except ObjectNotFoundError:
+            return None
 
     def _holds(self, key: str, data: memoryview) -> bool:
         pieces = (data[at : at + _COMPARE_BYTES] for at in range(0, len(data), _COMPARE_BYTES))

@@ -107,9 +107,9 @@ class FaultObjects:
             is_chosen = how == "truncate" and first <= self.calls[operation] < end
         return data[: len(data) // 2] if is_chosen else data
 
-    def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> ObjectInfo:
         """Store *data* as *key*, or fail."""
-        return self._do("put", key, lambda: self._inner.put(key, data, if_absent=if_absent))
+        return self._do("put", key, lambda: self._inner.put(key, data, if_absent=if_absent, if_match=if_match))
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:
         """Store all of *parts* as *key*, or fail."""

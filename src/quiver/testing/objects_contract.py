@@ -14,7 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from quiver.errors import ObjectExistsError, ObjectNotFoundError, UsageError
+from quiver.errors import (
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectsUnavailableError,
+    UsageError,
+)
 from quiver.objects.port import ObjectTier
 
 __all__ = ["ObjectTierContract"]
@@ -86,6 +92,40 @@ class ObjectTierContract:
             try:
                 tier.put("race", name, if_absent=True)
             except ObjectExistsError:
+                return
+            won.append(name)
+
+        threads = [threading.Thread(target=race, args=(b"%d" % number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        _require(len(won) == 1 and tier.get("race", size_max=9) == won[0], "one wins")
+
+    def test_a_put_if_match_replaces_one_version(self, tier: ObjectTier) -> None:
+        """Only the object with the etag is replaced; a changed or removed one is left as it is."""
+        first = tier.put("k", b"first")
+        if first.etag is None:
+            return
+        second = tier.put("k", b"second", if_match=first.etag)
+        _require(tier.get("k", size_max=99) == b"second" and tier.head("k") == second, "the match is replaced")
+        _refused(ObjectChangedError, lambda: tier.put("k", b"third", if_match=first.etag), "another version is refused")
+        _require(tier.get("k", size_max=99) == b"second", "a refused put changes nothing")
+        tier.delete(["k"])
+        _refused(ObjectChangedError, lambda: tier.put("k", b"4th", if_match=second.etag), "a missing object is refused")
+        _refused(ObjectNotFoundError, lambda: tier.head("k"), "a refused put creates nothing")
+
+    def test_one_of_two_concurrent_puts_if_match_wins(self, tier: ObjectTier) -> None:
+        """Threads replace one version: exactly one succeeds, and the object has its bytes."""
+        etag = tier.put("race", b"before").etag
+        won: list[bytes] = []
+        start = threading.Barrier(2)
+
+        def race(name: bytes) -> None:
+            start.wait()
+            try:
+                tier.put("race", name, if_match=etag)
+            except (ObjectChangedError, ObjectsUnavailableError):
                 return
             won.append(name)
 

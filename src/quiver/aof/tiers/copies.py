@@ -232,13 +232,19 @@ class Copies:
             file.close()
         if info.size_bytes != entry.warm_bytes:
             raise CorruptionError(key, 0, f"the object has {info.size_bytes} bytes, the file {entry.warm_bytes}")
+        self._note_verified(info)
         return info.etag
+
+    def _note_verified(self, info: ObjectInfo) -> None:
+        """Do not read an object back if the object store returned the digest of what was sent."""
+        if info.is_verified and info.etag is not None:
+            self._verified[info.key] = info.etag
 
     def upload_segment(self, sealed: SealedSegment, view: memoryview, key: str, now_ms: int) -> TierEntry:
         """
         Pack a segment, whose file is *view*, directly into the object *key*, durably and without a packed file.
 
-        The object is not read back: `check_object` does that before the file is removed.
+        The object is not read back: `check_object` does that before the file is removed, if its digest is unknown.
 
         Raises:
             ObjectsUnavailableError: try again.
@@ -257,6 +263,7 @@ class Copies:
         info = self._objects.put_parts(key, pieces)
         if info.size_bytes != size:
             raise CorruptionError(key, 0, f"the object has {info.size_bytes} bytes, {size} were sent")
+        self._note_verified(info)
         name = warm_name(sealed.segment_id, sealed.header.base_offset, sealed.footer.sealed_at)
         return TierEntry(
             sealed.header, sealed.footer, name, size, checksum, has_warm=False, residency="resident_in_tier0",
@@ -273,7 +280,7 @@ class Copies:
         """
         Verify that the object of a segment exists and is, byte for byte, what was uploaded.
 
-        The object is read completely, once for each etag.
+        The object is read completely, once for each etag, unless the object store returned its digest at the upload.
 
         Raises:
             CorruptionError: it is missing or differs.

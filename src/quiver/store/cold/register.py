@@ -4,7 +4,7 @@ The segments of an open store that the object tier has: the cold list, in memory
 An entry is on disk before its object is created and until the object is removed, so no object is ever forgotten. The
 entry is `verified` on disk before the local file may be removed, and changed again before the object is::
 
-    sent ──▶ object created, read back ──▶ verified ──▶ local file may be removed
+    sent ──▶ object created, compared ──▶ verified ──▶ local file may be removed
     verified ──▶ segment finished or dropped: `sent` again ──▶ object removed ──▶ entry removed
 
 A mark in the root is created after the list and removed before it: if only the mark exists, the list was lost.
@@ -144,7 +144,7 @@ class ColdRegister:
         return self._entries.get(seq)
 
     def is_verified(self, seq: int) -> bool:
-        """Return whether the tier has segment *seq*, read back and valid."""
+        """Return whether the tier has segment *seq*, compared with the file and valid."""
         entry = self._entries.get(seq)
         return entry is not None and entry.state == "verified"
 

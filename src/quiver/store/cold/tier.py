@@ -5,7 +5,7 @@ Uploads sealed segments to the object tier and removes finished ones, in passes 
 
     1  the list has the entry `sent`                crash before: nothing has happened
     2  the object is created in one call            crash before: no object exists; the next pass creates it
-    3  it is read back and its checksum verified    crash before: the next pass finds it and reads it back
+    3  its digest is compared, or it is read back   crash before: the next pass finds it and reads it back
     4  the list has the entry `verified`            only now may the local file be removed
 
 No lock is held while a pass waits for the object store, and no other work waits for a pass. When the object store does
@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from quiver.errors import CorruptionError, ObjectNotFoundError, ObjectsUnavailableError, QuiverError
-from quiver.objects.port import ObjectTier
+from quiver.objects.port import ObjectInfo, ObjectTier
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import File
@@ -169,11 +169,12 @@ class ColdTier:
                 return 0
             key = object_key(self._folder, entry)
             if before != entry or not self._is_there(tier, key, entry):
-                damage = _upload(tier, key, source, entry)
+                sent, damage = _upload(tier, key, source, entry)
                 if damage is not None:
                     self._on_damage(info, CorruptionError(info.path, *damage))
                     return 0
-                if not self._is_there(tier, key, entry):
+                is_there = sent.size_bytes == entry.size_bytes and sent.is_verified
+                if not is_there and not self._is_there(tier, key, entry):
                     raise ObjectsUnavailableError("verify", key, "the object differs from the data that was sent")
         with self._context.maintenance:
             if self._stopping.is_set() or info.seq not in self._context.catalog:
@@ -272,8 +273,8 @@ class ColdTier:
             self._context.room.notify_all()
 
 
-def _upload(tier: ObjectTier, key: str, source: File, entry: ColdSegment) -> tuple[int, str] | None:
-    """Step 2. Return the offset and the reason if the local file is damaged, or None."""
+def _upload(tier: ObjectTier, key: str, source: File, entry: ColdSegment) -> tuple[ObjectInfo, tuple[int, str] | None]:
+    """Step 2. Return the object, and the offset and the reason if the local file is damaged."""
     seen: list[int] = [0]
 
     def parts() -> Iterator[bytes]:
@@ -288,7 +289,8 @@ def _upload(tier: ObjectTier, key: str, source: File, entry: ColdSegment) -> tup
             yield piece
         seen[0] = crc if offset == entry.size_bytes else ~entry.crc32
 
-    tier.put_parts(key, parts)
+    sent = tier.put_parts(key, parts)
     if seen[0] != entry.crc32:
-        return entry.size_bytes - _CRC_BYTES, f"checksum mismatch: stored {entry.crc32:08x}; found while sending"
-    return None
+        reason = f"checksum mismatch: stored {entry.crc32:08x}; found while sending"
+        return sent, (entry.size_bytes - _CRC_BYTES, reason)
+    return sent, None

@@ -18,7 +18,6 @@ reading, and that place is searched again if it does not fit.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -235,7 +234,7 @@ class Uploader:
             source = ObjectSource(self._fs, wanted, self._settings.compression)
             pending = object_key(self._topic, pending_object_name(wanted.first_offset))
             self._check()
-            self._objects.put_parts(pending, source.parts, part_bytes=PART_BYTES, parallel=PARTS_PARALLEL)
+            sent = self._objects.put_parts(pending, source.parts, part_bytes=PART_BYTES, parallel=PARTS_PARALLEL)
         finally:
             self._wal.drop_hold(wanted.span.path, self)
         if source.next_offset == wanted.first_offset:
@@ -247,7 +246,7 @@ class Uploader:
             return None
         if source.lost is not None:
             self._skip_lost(wanted, source)
-        return self._finish(wanted, source, pending)
+        return self._finish(wanted, source, pending, is_verified=sent.is_verified)
 
     def _skip_lost(self, wanted: SourceRange, source: ObjectSource) -> None:
         lost = source.lost
@@ -259,15 +258,19 @@ class Uploader:
             first_offset=source.next_offset, next_offset=self._after_damage,
         )  # fmt: skip
 
-    def _finish(self, wanted: SourceRange, source: ObjectSource, pending: str) -> _Uploaded:
+    def _finish(self, wanted: SourceRange, source: ObjectSource, pending: str, *, is_verified: bool) -> _Uploaded:
         name = object_id(wanted.first_offset, source.next_offset - 1, self._settings.compression)
         final = object_key(self._topic, name)
         self._check()
         # An existing object may be this very one: a request can be executed twice. It may also be a new owner's, with
         # the same offsets, if this process does not know that owner yet: never replace an object with a finished name.
-        with contextlib.suppress(ObjectExistsError):
-            self._objects.copy(pending, final, if_absent=True)
-        info = self._verified(final, source)
+        try:
+            info = self._objects.copy(pending, final, if_absent=True)
+            is_same = is_verified and info.size_bytes == source.size_bytes
+        except ObjectExistsError:
+            is_same = False
+        if not is_same:
+            info = self._verified(final, source)
         descriptor = ObjectDescriptor(
             object_id=name,
             start_offset=wanted.first_offset,
