@@ -23,6 +23,7 @@ from quiver.primitives.scan import Frame
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -151,6 +152,7 @@ def test_the_status_is_written_when_it_changed():
     with AofManager.open(ROOT, config, fs=fs, clock=clock) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 900)
+        wait_until(lambda: log.snapshot().spares)  # A background thread prepares the next segment; that is a change.
         log._context.run_status()
         first = fs.read_all(PATH, size_max=STATUS_BYTES_MAX)
         log._context.run_status()

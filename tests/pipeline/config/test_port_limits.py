@@ -23,6 +23,7 @@ from quiver.pipeline.processes.child import ChildContext
 from quiver.primitives.disk.descriptors import raise_descriptor_limit
 from quiver.primitives.worker import WorkerDiedError
 from stub_watchdog import StubWatchdog
+from waiting import TIMEOUT_S
 
 
 def load(tmp_path):
@@ -82,7 +83,6 @@ def test_check_warns_about_a_low_limit(tmp_path, monkeypatch):
     assert "64%" in warning
 
 
-@pytest.mark.timeout(60)
 def test_an_ingest_process_ends_when_its_store_has_failed(tmp_path, monkeypatch, caplog):
     """Then another process can open it. Before, it answered 503 forever, and the supervisor considered it alive."""
     run_dir = tmp_path / "run"
@@ -108,7 +108,7 @@ def test_an_ingest_process_ends_when_its_store_has_failed(tmp_path, monkeypatch,
         while not (run_dir / "ingest.json").exists():
             assert not ended.wait(0.01)
         opened[0].internals.poison(WorkerDiedError("nobody thought of this"))
-        assert ended.wait(50)
+        assert ended.wait(TIMEOUT_S)
     finally:
         watchdog.gone.set()
         child.join()
