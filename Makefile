@@ -25,6 +25,7 @@ STRACE_STRIDE ?= 1
 SPARK ?= 4.3
 SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
+TWIN_INPUTS ?= 500
 
 .PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-early test-spark test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
@@ -61,13 +62,14 @@ test: $(READY) $(KERNEL) ## the default suite
 test-pure: $(READY) ## the default suite without the compiled kernel
 	QUIVER_PURE=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(PYTEST_ARGS)
 
-test-kernel-asan: $(READY) ## the tests of the compiled kernel with AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc)
+test-kernel-asan: $(READY) ## the tests of the compiled kernel with AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc; TWIN_INPUTS=20000 for all inputs)
 	@rm -rf build/asan
 	@mkdir -p build/asan
 	@cp -R src build/asan/src
 	$(BIN)/python hatch_build.py --sanitize --target build/asan/src/quiver/_kernel.abi3.so
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-		PYTHONMALLOC=malloc $(BIN)/python -m pytest -o pythonpath="build/asan/src tools" -o faulthandler_timeout=0 $(KERNEL_TESTS)
+		PYTHONMALLOC=malloc $(BIN)/python -m pytest -o pythonpath="build/asan/src tools" -o faulthandler_timeout=0 \
+		--twin-inputs $(TWIN_INPUTS) $(PYTEST_ARGS) $(KERNEL_TESTS)
 
 test-fast: $(READY) $(KERNEL) ## what takes less than two minutes and needs no Java, for every change
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --fast --ignore=tests/spark

@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--soak-seconds", type=float, default=600.0, help="how long each variant of the soak runs")
     group.addoption("--delivery-seconds", type=float, default=300.0, help="how long the soak of deliveries runs")
     group.addoption("--fuzz-inputs", type=int, default=100_000, help="invalid inputs for each decoder of OTLP and OTAP")
+    group.addoption("--twin-inputs", type=int, help="inputs of each source for the kernel's twins; without it, all")
     group.addoption("--strace-stride", type=int, default=1, help="fail every n-th system call only")
     group.addoption("--fast", action="store_true", help="leave out tests that need Java, and tests/long_modules.txt")
     group.addoption("--spark", action="store_true", help="run only tests/spark and other tests that need Spark")

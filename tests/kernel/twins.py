@@ -183,8 +183,8 @@ def copied(copy_message, data: bytes) -> object:
 
 
 def bundled(fields, data: bytes) -> object:
-    """Bundles whose batches and times are bytes, until the times end."""
-    bundles = fields.each_of_read(len(data), data[:1000], data[1:1000], None)
+    """Bundles whose batches and times are the first bytes, until the times end."""
+    bundles = fields.each_of_read(len(data), data[:100], data[1:100], None)
     return [[getattr(bundle, name) for name in _FieldsInPython.__slots__] for bundle in bundles]
 
 
