@@ -551,13 +551,13 @@ def read_tree(root: Path) -> tuple[dict[str, str], list[Finding]]:
     files: dict[str, str] = {}
     findings = []
     for name in filter(None, listing.stdout.decode().split("\0")):
-        path = root / name
-        if not path.is_file():
-            continue  # deleted, but not yet from the index
-        if path.stat().st_size > FILE_BYTES_MAX:
+        try:
+            data = (root / name).read_bytes()
+        except (FileNotFoundError, IsADirectoryError):
+            continue  # deleted, but not yet from the index; or a temporary file that another process removed meanwhile
+        if len(data) > FILE_BYTES_MAX:
             findings.append(Finding(name, 1, f"more than {FILE_BYTES_MAX} bytes: generate it, or leave it out"))
             continue
-        data = path.read_bytes()
         try:
             text = data.decode()
         except UnicodeDecodeError:
