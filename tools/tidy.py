@@ -276,12 +276,14 @@ def page_rules(files: Mapping[str, str]) -> Iterator[Finding]:
     """
     pages = {path: text for path, text in files.items() if path.startswith("docs/formats/") and path.endswith(".md")}
     modules = {path for path in files if path.startswith(SOURCE) and path.endswith(".py")}
+    by_name = {module_name(path): path for path in modules}
     packages = {PurePosixPath(path).parts[:3] for path in modules}
     paged = set()
     for page, text in pages.items():
         by_path = {SOURCE + name.removeprefix(SOURCE) for name in re.findall(r"\b(?:[a-z]\w*/)+\w+\.py\b", text)}
-        by_dots = {path for path in modules if re.search(rf"\b{re.escape(module_name(path))}\b", text)}
-        by_dots.discard(f"{SOURCE}__init__.py")
+        dotted = [name.split(".") for name in set(re.findall(r"\bquiver(?:\.\w+)+", text))]
+        named = {".".join(parts[:count]) for parts in dotted for count in range(2, len(parts) + 1)}
+        by_dots = {by_name[name] for name in named & by_name.keys()}
         paged |= by_path | by_dots
         if not (by_path | by_dots) & modules and not page.endswith("README.md"):
             yield Finding(page, 1, "a format page names its module, as store/format/….py")

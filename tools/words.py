@@ -16,6 +16,8 @@ import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from source_modules import statements_in
+
 __all__ = ["LIMITS", "page_prose", "prose", "rates"]
 
 LIMITS: Mapping[str, tuple[re.Pattern[str], float]] = {
@@ -41,12 +43,13 @@ _BLOCK_START = re.compile(r"\s*(?:#+ |[-*] |\d+\. |\|)")
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
     """Yield the line number and text of each docstring, of each text under an assignment, and of each comment."""
-    for node in ast.walk(ast.parse(text)):
-        body = getattr(node, "body", None)
-        for child in body if isinstance(body, list) else ():
+    waiting: list[ast.AST] = [ast.parse(text)]
+    while waiting:
+        for child in statements_in(waiting.pop()):
             value = child.value if isinstance(child, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                yield child.lineno, value.value
+                yield value.lineno, value.value
+            waiting.append(child)
     block: list[str] = []
     start = last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
