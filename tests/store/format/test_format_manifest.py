@@ -282,15 +282,15 @@ def test_mistreated():
 
 
 def test_largest_segment():
-    """65,536 bundles are written, well under 100 ms on a quiet machine; one more is refused."""
+    """65,536 bundles are written, well under 100 ms of processor time; one more is refused."""
     builder = ManifestBuilder()
     for index in range(65_536):
         builder.append((30,), (0,), (index,), index * 1000)
     best_s = 10.0
     for _ in range(3):
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         data = builder.encode(ManifestMetadata(), "spec")
-        best_s = min(best_s, time.perf_counter() - start_s)
+        best_s = min(best_s, time.process_time() - start_s)
     assert best_s < 0.5
     manifest = decoded(data, 65_536)
     assert manifest.refs(65_535) == (SlotRef(30, 0, 65_535),)
