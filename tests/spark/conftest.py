@@ -2,8 +2,15 @@
 
 import contextlib
 
+import pyspark.util
 import pytest
 from stores import StoreMaker
+
+
+def pytest_configure(config):
+    """Ignore sockets that PySpark 4.0 and 4.1 leave to the garbage collector after each `collect`."""
+    if not hasattr(pyspark.util._load_from_socket, "__wrapped__"):
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
 @pytest.fixture

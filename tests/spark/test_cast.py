@@ -6,10 +6,11 @@ import decimal
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from needed import needs
 
 from quiver.errors import UsageError
 from quiver.spark.cast import spark_schema
-from quiver.spark.spark_features import from_arrow_schema, to_arrow_schema
+from quiver.spark.spark_features import TIME_COLUMNS, from_arrow_schema, to_arrow_schema
 from quiver.store.segment.cast import cast_to_schema
 from quiver.store.segment.type_promotion import common_schema
 
@@ -74,7 +75,9 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=needs(TIME_COLUMNS)) if case == "time" else case for case in CASES]
+)
 @pytest.mark.parametrize("part", [slice(0, 3), slice(1, 3), slice(0, 0)])
 def test_every_stored_type_is_converted(case, part):
     """Values are kept, and the schema is the one that Spark derives from the declared one, also for slices."""

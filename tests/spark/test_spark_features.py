@@ -1,24 +1,31 @@
 """The detected features of PySpark, and the streams of a PySpark without limits."""
 
+import io
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pyarrow as pa
 import pyspark
 import pytest
+from pyspark.util import handle_worker_exception
 
 import quiver
-from quiver.errors import UsageError
+from quiver.cli.main import main
+from quiver.errors import DataLossError, UsageError
 from quiver.pipeline.processes import run as pipeline_run
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
-from quiver.spark import bundle_query, log_source, spark_features
+from quiver.spark import bundle_query, log_source, run_exporter, spark_features
 from quiver.spark.spark_features import EXPORTERS, FEATURES, STREAM_LIMITS, TIME_COLUMNS, from_arrow_schema, require
 from quiver.spark.store.source import QuiverDataSource
+from quiver.spark.topics.rows import TOPIC_SCHEMA
+from quiver.spark.topics.source import TopicDataSource
 from quiver.store.subscribers.progress_store import load_progress
+from quiver.topics import TopicStore
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ".".join(pyspark.__version__.split(".")[:2])
@@ -92,6 +99,23 @@ def test_a_missing_feature_is_one_sentence():
     require(replace(TIME_COLUMNS, is_available=True))
 
 
+def test_a_process_of_spark_reports_no_traceback(monkeypatch):
+    """It sends the sentence alone to the JVM; elsewhere, such as in a user's program, nothing changes."""
+
+    def sent():
+        data = io.BytesIO()
+        try:
+            require(missing(STREAM_LIMITS))
+        except UsageError as error:
+            handle_worker_exception(error, data)
+        return data.getvalue()[8:].decode()
+
+    monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
+    assert sent().startswith("Traceback")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("pyspark.daemon", None), raising=False)
+    assert sent() == f"quiver.errors.UsageError: {STREAM_LIMITS.missing}\n"
+
+
 def test_a_pyspark_without_data_sources_is_reported():
     """Instead of the failed import of a module of PySpark."""
     script = "import sys; sys.modules['pyspark.sql.datasource'] = None; import quiver.spark; quiver.spark.register"
@@ -113,6 +137,26 @@ def test_a_pipeline_is_refused_before_its_processes_start(monkeypatch):
         pipeline_run._require_spark()
 
 
+PIPELINE = str(ROOT / "examples/otlp-to-parquet.yaml")
+
+
+@pytest.mark.parametrize("options", [["--check"], ["--check", "--json"], []])
+def test_run_is_refused_in_one_sentence(monkeypatch, tmp_path, capsys, options):
+    """Before any process starts, and by `--check`; the diagram needs no Spark."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(spark_features, "EXPORTERS", missing(EXPORTERS))
+    monkeypatch.setattr("sys.argv", ["quiver", "run", PIPELINE, *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"quiver: {EXPORTERS.missing}\n"
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("sys.argv", ["quiver", "run", PIPELINE, "--mermaid"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+
+
 @pytest.mark.parametrize(
     "kind", [pa.time32("s"), pa.time64("ns"), pa.list_(pa.time64("us")), pa.struct([("at", pa.time64("ns"))])]
 )
@@ -121,6 +165,20 @@ def test_times_of_day_are_refused_where_spark_has_no_type(monkeypatch, kind):
     with pytest.raises(UsageError, match="columns with a time of day need"):
         from_arrow_schema(pa.schema([("id", pa.int64()), ("at", kind)]))
     assert from_arrow_schema(pa.schema([("at", pa.timestamp("us"))])).simpleString() == "struct<at:timestamp_ntz>"
+
+
+def test_offsets_are_added_to_what_spark_4_0_sends(monkeypatch):
+    """For the elements of lists that are all empty; the values are the same."""
+    monkeypatch.setattr(spark_features, "_HAS_ALL_BUFFERS", False)
+    nothing = pa.py_buffer(b"")
+    names = pa.Array.from_buffers(pa.string(), 0, [None, nothing, nothing])
+    elements = pa.Array.from_buffers(pa.struct([("name", pa.string())]), 0, [None], children=[names])
+    offsets = pa.py_buffer(bytes(12))
+    lists = pa.Array.from_buffers(pa.list_(elements.type), 2, [None, offsets], children=[elements])
+    sent = pa.record_batch({"id": [1, 2], "events": lists})
+    [batch] = spark_features.complete_batches([sent])
+    assert batch["events"].flatten().field(0).buffers()[1].size == 4
+    assert batch.equals(sent)
 
 
 # ── streams without limits ───────────────────────────────────────────────────────────────────────────
@@ -173,11 +231,91 @@ def test_a_stream_without_limits_acknowledges_in_commit(tmp_path):
 
 
 @pytest.mark.usefixtures("_no_limits")
+def test_all_cores_are_read_without_limits(tmp_path):
+    """As one stream, whose offsets have a position for each core."""
+    with quiver.open(tmp_path, cores=3, background=False) as store:
+        reader = stream_reader(tmp_path, subscriber="s")
+        start = reader.initialOffset()
+        for first in (0, 6):
+            for i in range(first, first + 6):
+                store.ingest(quiver.Bundle({30: pa.record_batch({"id": [i]})}), core=i % 3)
+            store.seal()
+            end = reader.latestOffset()
+            assert sorted(read(reader, start, end)) == list(range(first, first + 6))
+            reader.commit(end)
+            start = end
+        reader.stop()
+
+
+@pytest.mark.usefixtures("_no_limits")
+def test_a_checkpoint_of_another_topic_is_refused_without_limits(tmp_path):
+    """Its offset is after the end of the topic; the batch would be empty, and messages would be skipped."""
+    with TopicStore.open(tmp_path, background=False) as topics:
+        topics.topic("default/orders").append_batch([b"0", b"1", b"2"])
+        made = TopicDataSource({"path": topics.root, "topic": "default/orders"})
+        reader = made.streamReader(from_arrow_schema(TOPIC_SCHEMA))
+        end = reader.latestOffset()
+        [part] = reader.partitions(reader.initialOffset(), end)
+        assert (part.spans[0].start, part.spans[0].stop) == (0, 3)
+        with pytest.raises(DataLossError, match="asks for message 99, but the topic ends before 3"):
+            reader.partitions({"v": 1, "topics": {"default/orders": 99}}, end)
+
+
+@pytest.mark.usefixtures("_no_limits")
 @pytest.mark.parametrize("option", ["maxBundlesPerTrigger", "maxRowsPerTrigger", "maxbytespertrigger"])
 def test_a_limit_is_refused_where_spark_has_none(tmp_path, option):
     """As other wrong options are: when Spark first asks for an offset."""
     with pytest.raises(UsageError, match=r"limits on the size of a streaming batch need PySpark 4\.2 or newer, but"):
         stream_reader(tmp_path, subscriber="s", **{option: "5"}).initialOffset()
+
+
+# ── in a session ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def reported(error):
+    """The lines of Spark's *error*, without its codes and its description of the query."""
+    text, _, _ = str(error.value).partition("=== Streaming Query ===")
+    return [line for line in text.splitlines() if line.strip() and not line.strip().startswith("SQLSTATE")]
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(TIME_COLUMNS.is_available, reason="this PySpark has columns with a time of day")
+def test_a_time_of_day_is_refused_by_load_in_one_sentence(spark, store):
+    store.seal([{30: pa.record_batch({"at": pa.array([1], pa.time64("us"))})}])
+    for reader in (spark.read, spark.readStream):
+        with pytest.raises(Exception, match="a time of day") as raised:
+            reader.format("quiver").options(path=store.root, slot="30", subscriber="s").load()
+        [line] = reported(raised)
+        assert line.endswith(f": quiver.errors.UsageError: {TIME_COLUMNS.missing}")
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(STREAM_LIMITS.is_available, reason="this PySpark has limits on the size of a streaming batch")
+def test_a_limit_is_refused_in_one_sentence(spark, store, tmp_path):
+    """By `load`; by the query if `load` was given the schema."""
+    store.rows(1)
+    reader = spark.readStream.format("quiver")
+    reader = reader.options(path=store.root, slot="30", subscriber="s", maxRowsPerTrigger="5")
+    with pytest.raises(Exception, match="limits on the size") as raised:
+        reader.load()
+    [line] = reported(raised)
+    assert line.endswith(f": quiver.errors.UsageError: {STREAM_LIMITS.missing}")
+
+    frame = reader.schema("id long, text string").load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "ck")).start()
+    with pytest.raises(Exception, match="limits on the size") as raised:
+        query.awaitTermination(100)
+    [line] = reported(raised)
+    assert line.endswith(f": quiver.errors.UsageError: {STREAM_LIMITS.missing}")
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(EXPORTERS.is_available, reason="this PySpark has what exporters need")
+def test_an_exporter_is_refused_before_its_query(spark, store, tmp_path):
+    with pytest.raises(UsageError) as raised:
+        run_exporter(spark, store.root, "s", str(tmp_path / "out"), str(tmp_path / "ck"))
+    assert str(raised.value) == EXPORTERS.missing
+    assert spark.streams.active == []
 
 
 @pytest.mark.spark

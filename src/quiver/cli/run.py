@@ -49,7 +49,7 @@ def run(
     from quiver.pipeline.explain import describe  # noqa: PLC0415
     from quiver.pipeline.graph import check_cores  # noqa: PLC0415
     from quiver.pipeline.processes.child import read_pipeline  # noqa: PLC0415
-    from quiver.pipeline.processes.run import RunOptions, default_run_dir, run_pipeline  # noqa: PLC0415
+    from quiver.pipeline.processes.run import RunOptions, check_pyspark, default_run_dir, run_pipeline  # noqa: PLC0415
     from quiver.settings import parse_duration_s  # noqa: PLC0415
 
     if as_json and (mermaid or not check):
@@ -64,6 +64,7 @@ def run(
     if mermaid:
         typer.echo(as_mermaid(checked))
         return
+    check_pyspark(checked)
     if cores is not None and checked.metrics is not None and not as_json:
         typer.echo(f"metrics: each core serves its own, at {checked.metrics.listen} and the ports above it")
     directory = run_dir or default_run_dir(checked)

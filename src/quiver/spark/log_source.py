@@ -189,8 +189,16 @@ class LogDataSource(DataSource):
         return cls.format_name
 
     def schema(self) -> StructType:
-        """Return the schema that the options ask for. Spark does not ask when `load` is given one."""
-        return schema_with_options(from_arrow_schema(self.log(self._given).schema()), self.name(), self.options)
+        """
+        Return the schema that the options ask for. Spark does not ask when `load` is given one.
+
+        Raises:
+            UsageError: an option is wrong, or the installed PySpark lacks what it needs.
+        """
+        schema = from_arrow_schema(self.log(self._given).schema())
+        # `load` reports this, before there is a query; a batch read accepts the options in no version.
+        _require_limits(self._given)
+        return schema_with_options(schema, self.name(), self.options)
 
     def reader(self, schema: StructType) -> BatchReader:
         """Return the batch reader. Spark passes *schema* by keyword."""
@@ -210,10 +218,9 @@ class LogDataSource(DataSource):
         try:
             given = options_of_table(self._given, schema, self.name())
             refuse_ending(given)
-            if any(name.lower().endswith("pertrigger") for name in given):
-                require(STREAM_LIMITS)
             log = self.log(given)
             log.check_stream()
+            _require_limits(given)
         except QuiverError as error:
             return RefusedStream(error)
         return (StreamReader if STREAM_LIMITS.is_available else UnlimitedStreamReader)(log, schema)
@@ -245,6 +252,12 @@ class LogDataSource(DataSource):
         return self.sink(self._given, schema)
 
 
+def _require_limits(given: Mapping[str, str]) -> None:
+    """Check that the installed PySpark has limits per trigger, if *given* sets one."""
+    if any(name.lower().endswith("pertrigger") for name in given):
+        require(STREAM_LIMITS)
+
+
 class _TaskReader:
     """The part of both readers that runs in a task."""
 
@@ -259,7 +272,7 @@ class _TaskReader:
 
 
 class BatchReader(_TaskReader, DataSourceReader):
-    """Reads what the log contains when the frame is first used. The plan is frozen from then on."""
+    """Reads what the log contains when the frame is first used; with PySpark 4.0, at each use."""
 
     def partitions(self) -> list[TaskPartition]:
         """Return one partition per task. Raises what `ReadableLog.plan_all` raises."""
@@ -310,8 +323,8 @@ class UnlimitedStreamReader(_StreamTasks, DataSourceStreamReader):
     """
     The source of a streaming query in a PySpark without limits: each batch ends where the log ends.
 
-    Spark does not tell `latestOffset` where the batch starts, so a batch is confirmed only by `commit`, which Spark
-    calls while it plans the next one. The last batch of a query stays unconfirmed until the query runs again.
+    Spark does not tell `latestOffset` where the batch starts, so a batch is confirmed only while Spark plans the next
+    one. The last batch of a query stays unconfirmed until the query runs again.
     """
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -322,6 +335,17 @@ class UnlimitedStreamReader(_StreamTasks, DataSourceStreamReader):
         """Return the end of the log."""
         # The confirmed position is never after the checkpoint's, so nothing is confirmed or skipped here.
         return self._log.latest(self._log.initial(), unlimited=True)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
+        """
+        Return one partition per task for the batch from *start* to before *end*, and confirm everything before *start*.
+
+        Raises:
+            DataLossError: data after *start* is missing, or the checkpoint belongs to another log.
+        """
+        # Spark states the start only here. It is the end of a committed batch.
+        self._log.latest(start, unlimited=True)
+        return super().partitions(start, end)
 
 
 class RefusedStream(DataSourceStreamReader):

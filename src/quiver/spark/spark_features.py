@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,6 +27,7 @@ from quiver.errors import UsageError
 __all__ = [
     "EXPORTERS",
     "FEATURES",
+    "JAVA_MAJOR_MAX",
     "SOURCES",
     "STREAM_LIMITS",
     "TIME_COLUMNS",
@@ -39,6 +43,7 @@ __all__ = [
     "ReadMaxBytes",
     "SupportsTriggerAvailableNow",
     "WriterCommitMessage",
+    "complete_batches",
     "from_arrow_schema",
     "require",
     "to_arrow_schema",
@@ -81,7 +86,15 @@ def require(feature: Feature) -> None:
         UsageError: it does not; the message names the version that does.
     """
     if not feature.is_available:
+        _hide_traceback()
         raise UsageError(feature.missing)
+
+
+def _hide_traceback() -> None:
+    """Make a Python process of Spark report its next error without a traceback. It ends with that error."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name.startswith("pyspark."):
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
 
 
 _LIMITS_MODULE = "pyspark.sql.streaming.datasource"
@@ -98,6 +111,9 @@ STREAM_LIMITS = Feature(
 
 EXPORTERS = Feature("exporters and pipelines on Spark need", "4.2", STREAM_LIMITS.is_available)
 """They rely on limited batches and on the acknowledgement of the last one."""
+
+JAVA_MAJOR_MAX = None if STREAM_LIMITS.is_available else 21
+"""The newest Java that the installed Spark runs on; None: any. Spark 4.0 and 4.1 fail on Java 25."""
 
 FEATURES = {
     "batch read": SOURCES,
@@ -137,7 +153,25 @@ else:
     class ReadLimit:  # type: ignore[no-redef]
         """A placeholder: this PySpark has no limits."""
 
+        def __init__(self, *values: int) -> None:
+            """Ignore *values*."""
+
     ReadAllAvailable = ReadMaxBytes = SupportsTriggerAvailableNow = ReadLimit
+
+
+_HAS_ALL_BUFFERS = hasattr(DataSourceReader, "pushFilters")
+"""Spark 4.0 uses a version of Arrow that leaves out buffers; `pushFilters` came with the next one."""
+
+
+def complete_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """
+    Yield *batches*, which Spark passes to a writer, with all buffers.
+
+    Spark 4.0 sends no offsets for the elements of lists that are all empty. pyarrow accepts that, but dies with a
+    segmentation fault when it is asked for the size of such a batch.
+    """
+    for batch in batches:
+        yield batch if _HAS_ALL_BUFFERS else batch.take(pa.array(range(batch.num_rows), pa.int64()))
 
 
 _UTC = {"timezone": "UTC"} if "timezone" in inspect.signature(_types.to_arrow_schema).parameters else {}

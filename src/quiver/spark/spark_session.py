@@ -78,17 +78,18 @@ def session(
             killed process left. None means the system's default.
 
     Raises:
-        QuiverError: no Java 17 or newer was found.
+        QuiverError: no Java was found that the installed PySpark runs on.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - importing quiver.spark stays cheap
 
     from quiver.spark.formats import register  # noqa: PLC0415
+    from quiver.spark.spark_features import JAVA_MAJOR_MAX  # noqa: PLC0415
 
     active = SparkSession.getActiveSession()
     if active is not None:
         register(active)
         return active
-    os.environ["JAVA_HOME"] = find_java_home()
+    os.environ["JAVA_HOME"] = find_java_home(JAVA_MAJOR_MAX)
     # Spark would start `python3` from the PATH, which need not have this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 import pytest
+from needed import limited
 from pyspark.sql import functions as F  # noqa: N812
 
 from quiver.aof import AofManager
@@ -76,7 +77,7 @@ def test_a_stream_copies_one_log_to_another(spark, tmp_path):
         for count in (6, 3):
             with AofManager.open(str(tmp_path / "a"), background=False) as source:
                 source.log("orders").append_records([str(len(seen) + at).encode() for at in range(count)])
-            options = {"path": str(tmp_path / "a" / "orders"), "maxRowsPerTrigger": "4"}
+            options = {"path": str(tmp_path / "a" / "orders"), **limited(maxRowsPerTrigger="4")}
             query = (
                 spark.readStream.format("quiver-aof").options(**options).load()
                 .writeStream.format("quiver-aof").option("path", str(tmp_path / "b" / "copy"))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from needed import batch_end, limited, needs
 
 import quiver
 from quiver.aof import AofConfig, AofManager, Retention, TierConfig
 from quiver.errors import CorruptionError, DataLossError, UnknownRecordError, UsageError
 from quiver.spark.aof.source import AofDataSource
-from quiver.spark.spark_features import InputPartition, ReadAllAvailable, ReadMaxBytes, to_arrow_schema
+from quiver.spark.spark_features import STREAM_LIMITS, InputPartition, ReadAllAvailable, ReadMaxBytes, to_arrow_schema
 
 FIELDS = ["record_id", "timestamp", "ext_id", "payload"]
 
@@ -181,6 +182,7 @@ def batches(log, **options) -> list[list[bytes]]:
         assert len(found) < 100
 
 
+@needs(STREAM_LIMITS)
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
@@ -199,6 +201,7 @@ def test_a_stream_reads_each_record_once(log, options, sizes):
     assert {len(batch) for batch in found} == sizes
 
 
+@needs(STREAM_LIMITS)
 def test_a_stream_continues_after_its_offset(log):
     """Offsets do not change while nothing new is durable, across restarts of the writer and growth of the tail."""
     log.fill(1)
@@ -227,6 +230,7 @@ def test_a_stream_continues_after_its_offset(log):
     reader.stop()
 
 
+@needs(STREAM_LIMITS)
 def test_retired_segments_are_a_loss_only_if_they_were_not_read(log):
     """If the last record was read, nothing is missing, even though its segment is deleted."""
     config = AofConfig(retention=Retention("size", max_total_bytes=1, action="expire"))
@@ -281,7 +285,7 @@ def test_a_bad_length_costs_one_record(log, length, limit):
         read(log.source())
     reader = lenient.streamReader(schema=lenient.schema())
     at, found = reader.initialOffset(), []
-    while (end := reader.latestOffset(at, ReadMaxBytes(limit))) != at:
+    while (end := batch_end(reader, at, ReadMaxBytes(limit))) != at:
         found += [row["payload"] for row in rows_of(reader, reader.partitions(at, end), lenient.schema())]
         at = end
     assert found == data[:7] + data[8:]
@@ -311,7 +315,7 @@ def test_a_lenient_read_skips_bad_segments(log, tmp_path, away, how):
     assert payloads(lenient) == data[:40] + kept + data[80:]
     reader = lenient.streamReader(schema=lenient.schema())
     at, found = reader.initialOffset(), []
-    while (end := reader.latestOffset(at, ReadMaxBytes(700))) != at:
+    while (end := batch_end(reader, at, ReadMaxBytes(700))) != at:
         found += [row["payload"] for row in rows_of(reader, reader.partitions(at, end), lenient.schema())]
         at = end
     assert found == data[:40] + kept + data[80:]
@@ -338,10 +342,10 @@ def test_an_invalid_checkpoint_is_refused(log, tmp_path):
     reader = made.streamReader(schema=made.schema())
     theirs = other.source().streamReader(schema=made.schema()).initialOffset()
     with pytest.raises(DataLossError, match="belongs to log"):
-        reader.latestOffset(theirs, ReadAllAvailable())
+        reader.partitions(theirs, batch_end(reader, theirs))
     for wrong in ({"v": 2}, {**theirs, "record_id": "x"}):
         with pytest.raises(UsageError, match="not a position"):
-            reader.latestOffset(wrong, ReadAllAvailable())
+            reader.partitions(wrong, batch_end(reader, wrong))
     with pytest.raises(UsageError, match="cannot begin at latest"):
         log.source(startingOffsets="latest").streamReader(schema=made.schema()).initialOffset()
 
@@ -374,7 +378,7 @@ def test_spark_reads_and_streams_a_log(log, spark, tmp_path):
         query = (
             spark.readStream.format("quiver-aof")
             .option("path", str(log.path))
-            .option("maxRowsPerTrigger", 4)
+            .options(**limited(maxRowsPerTrigger="4"))
             .load()
             .writeStream.format("parquet")
             .option("path", out)

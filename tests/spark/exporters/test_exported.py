@@ -4,6 +4,7 @@ import json
 
 import pyarrow as pa
 import pytest
+from needed import needs
 from stores import logs_request, seal_requests
 
 import quiver
@@ -26,6 +27,7 @@ from quiver.spark.exporters.tables import ParquetTables, exporter_of
 from quiver.spark.processors.bad_bundle_filter import BadBundleFilter
 from quiver.spark.processors.settings import SqlSettings
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
+from quiver.spark.spark_features import EXPORTERS
 from quiver.spark.topics.export_settings import TopicSinkSettings
 
 pytestmark = pytest.mark.spark
@@ -240,6 +242,7 @@ nodes:
 """
 
 
+@needs(EXPORTERS)
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_query_that_fails_and_then_succeeds_reports_both(spark, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from needed import needs
 from stores import StoreMaker, logs_request
 
 from quiver.bundle import OTLP_SCHEMA, BundleRef
@@ -20,6 +21,7 @@ from quiver.spark.exporters.parquet import run_exporter
 from quiver.spark.exporters.query import start_export
 from quiver.spark.exporters.settings import FileSettings
 from quiver.spark.processors.bad_bundle_filter import BadBundleFilter
+from quiver.spark.spark_features import EXPORTERS
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.store.subscribers.retry_set import load_retry_set
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
@@ -66,6 +68,7 @@ class Destination:
         return answer
 
 
+@needs(EXPORTERS)
 @pytest.mark.spark
 def test_offsets_advance_and_failed_bundles_are_not_acknowledged(spark, store, tmp_path):
     """The drain delivers them, in this process or the next; a poisoned bundle becomes a dead letter."""
@@ -93,6 +96,7 @@ def test_offsets_advance_and_failed_bundles_are_not_acknowledged(spark, store, t
     assert destination.batch_ids["sick"] == {"5c0f0000-0000-0000-0000-000000000001/0:1"}
 
 
+@needs(EXPORTERS)
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(("how", "fails"), [("dead_letter", False), ("dead_letter", True), ("drop", True)])
@@ -126,6 +130,7 @@ def test_an_undecodable_bundle_stops_no_exporter(spark, store, tmp_path, how, fa
     assert path.endswith("0.qseg")
 
 
+@needs(EXPORTERS)
 @pytest.mark.slow
 @pytest.mark.spark
 def test_an_undecodable_bundle_after_processors_is_a_dead_letter(spark, store, tmp_path):
@@ -149,6 +154,7 @@ def test_an_undecodable_bundle_after_processors_is_a_dead_letter(spark, store, t
     assert [letter.ref for letter in read_dead_letters(REAL_FILES, store.root, "files")] == [BundleRef(0, 1)]
 
 
+@needs(EXPORTERS)
 @pytest.mark.slow
 @pytest.mark.spark
 def test_an_undecodable_bundle_halts_an_exporter_if_configured(spark, store, tmp_path):

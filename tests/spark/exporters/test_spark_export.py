@@ -6,10 +6,12 @@ import shutil
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from needed import needs
 
 from quiver.spark import run_exporter, stop_query
 from quiver.spark.exporters.parquet import ParquetExporter, UsageError
 from quiver.spark.exporters.parquet_commit import ExportCommitter
+from quiver.spark.spark_features import EXPORTERS
 
 pytestmark = pytest.mark.spark
 
@@ -45,6 +47,7 @@ def hidden(tmp_path):
     return [path.name for path in (tmp_path / "out").rglob("*.part")]
 
 
+@needs(EXPORTERS)
 def test_signals_and_other_slots_have_their_own_directories(spark, store, tmp_path):
     """Each batch adds files with its number; nothing is exported twice after restarts; Spark can read them, too."""
     store.otlp(6)
@@ -117,6 +120,7 @@ def test_a_crash_of_the_driver_during_a_commit_duplicates_nothing(spark, store, 
     assert hidden(tmp_path) == []
 
 
+@needs(EXPORTERS)
 def test_a_query_continues_after_a_crash_during_a_commit(spark, store, tmp_path, monkeypatch):
     """Spark repeats the batch with the same number."""
     store.otlp(3)
@@ -131,6 +135,7 @@ def test_a_query_continues_after_a_crash_during_a_commit(spark, store, tmp_path,
     assert hidden(tmp_path) == []
 
 
+@needs(EXPORTERS)
 def test_a_lost_checkpoint_exports_nothing_twice(spark, store, tmp_path):
     """Batches that were committed here but not yet acknowledged in the store are skipped."""
     store.otlp(6)
@@ -142,6 +147,7 @@ def test_a_lost_checkpoint_exports_nothing_twice(spark, store, tmp_path):
     assert exported(tmp_path) == list(range(45))
 
 
+@needs(EXPORTERS)
 def test_types_without_a_parquet_equivalent_are_decoded(spark, store, tmp_path):
     """Dictionaries are kept."""
     run_ends = pa.RunEndEncodedArray.from_arrays([2], ["x"])
@@ -151,6 +157,7 @@ def test_types_without_a_parquet_equivalent_are_decoded(spark, store, tmp_path):
     assert column(tmp_path, "slots/7", "r") == ["x", "x"]
 
 
+@needs(EXPORTERS)
 def test_stop_waits_for_the_end_of_a_batch(spark, store, tmp_path):
     """An idle query is stopped immediately."""
     store.otlp(3)

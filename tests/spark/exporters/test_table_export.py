@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from needed import needs
 from stores import StoreMaker
 
 import quiver
@@ -15,6 +16,7 @@ from quiver.spark.exporters.query import TableBatches, start_export
 from quiver.spark.exporters.settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
 from quiver.spark.exporters.tables import ConsoleExporter, ParquetTables, exporter_of
 from quiver.spark.processors.settings import FilterSettings, SqlSettings
+from quiver.spark.spark_features import EXPORTERS
 
 pytestmark = pytest.mark.spark
 
@@ -46,6 +48,7 @@ def lines(directory):
     return found
 
 
+@needs(EXPORTERS)
 @pytest.mark.slow
 def test_json_lines_are_written_once_across_restarts(spark, store, tmp_path):
     """There is one file per batch and task; a lost checkpoint repeats nothing."""
@@ -151,6 +154,7 @@ def test_the_console_prints_the_first_rows(spark, store, shape):
         assert text[1] == f"  {first}"
 
 
+@needs(EXPORTERS)
 @pytest.mark.slow
 def test_cores_are_exported_together(spark, tmp_path):
     """A batch has data of all cores; a query with a new checkpoint does not repeat exported positions."""

@@ -8,12 +8,13 @@ import shutil
 
 import pyarrow as pa
 import pytest
+from needed import needs
 
 import quiver
 from quiver.bundle import BundleRef
 from quiver.errors import DataLossError, DirectoryInUseError, UsageError
 from quiver.settings import Settings
-from quiver.spark.spark_features import ReadAllAvailable, ReadMaxBytes, from_arrow_schema
+from quiver.spark.spark_features import STREAM_LIMITS, ReadAllAvailable, ReadMaxBytes, from_arrow_schema
 from quiver.spark.store.source import QuiverDataSource
 from quiver.store.reading.offsets import CoresOffset, StreamOffset
 
@@ -51,6 +52,7 @@ def read(reader, start, end):
     return sorted(row["id"] for part in parts for batch in reader.read(part) for row in batch.to_pylist())
 
 
+@needs(STREAM_LIMITS)
 def test_all_cores_are_one_stream(tmp_path, readers):
     """Each bundle once; the same offsets select the same bundles; committed bundles are deleted in every core."""
     with opened(tmp_path, 3) as store:
@@ -73,6 +75,7 @@ def test_all_cores_are_one_stream(tmp_path, readers):
         assert store.stats()["segments"] == 0
 
 
+@needs(STREAM_LIMITS)
 def test_an_added_core_is_read_from_its_beginning(tmp_path, readers):
     """Also by a query that started at the latest position, and again if the batch is planned again."""
     with opened(tmp_path, 2) as store:
@@ -91,6 +94,7 @@ def test_an_added_core_is_read_from_its_beginning(tmp_path, readers):
         assert again.latestOffset(end, ALL) == end
 
 
+@needs(STREAM_LIMITS)
 def test_a_removed_core_keeps_its_last_position(tmp_path, readers):
     """It is removed when everything in it is committed; one that is added again is another store."""
     reader = readers(tmp_path)
@@ -111,6 +115,7 @@ def test_a_removed_core_keeps_its_last_position(tmp_path, readers):
         assert later["cores"]["1"]["store"] != end["cores"]["1"]["store"]
 
 
+@needs(STREAM_LIMITS)
 def test_data_of_a_removed_core_are_reported_or_skipped(tmp_path, readers):
     """If a batch that is repeated needs them."""
     with opened(tmp_path, 2) as store:
@@ -125,6 +130,7 @@ def test_data_of_a_removed_core_are_reported_or_skipped(tmp_path, readers):
     assert read(readers(tmp_path, failondataloss="false", subscriber="other"), start, end) == [0, 2]
 
 
+@needs(STREAM_LIMITS)
 def test_limits_are_divided_between_cores(tmp_path, readers):
     """Between those with new data; a batch has at least one bundle of each."""
     with opened(tmp_path, 4) as store:
@@ -142,6 +148,7 @@ def test_limits_are_divided_between_cores(tmp_path, readers):
         assert sorted(seen) == [i for i in range(32) if i % 4 < 2]
 
 
+@needs(STREAM_LIMITS)
 def test_a_store_that_became_a_core_continues(tmp_path, readers):
     """The checkpoint names the store, whose directory was moved."""
     single = tmp_path / "single"
@@ -164,6 +171,7 @@ def test_a_store_that_became_a_core_continues(tmp_path, readers):
             moved.latestOffset({**end, "store": "another"}, ALL)
 
 
+@needs(STREAM_LIMITS)
 def test_another_store_is_refused(tmp_path, readers):
     """All cores differ: this is not the store of the checkpoint."""
     for name in ("a", "b"):

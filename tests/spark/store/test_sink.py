@@ -4,6 +4,7 @@ import threading
 
 import pyarrow as pa
 import pytest
+from needed import limited
 from pyspark.sql import functions as F  # noqa: N812
 
 import quiver
@@ -75,7 +76,7 @@ def test_a_stream_continues_where_it_stopped(spark, store, tmp_path):
     """Batch by batch, over restarts; Spark's types round-trip."""
     target = tmp_path / "target"
     store.rows(3)
-    stream(source(spark, store, maxBundlesPerTrigger="1"), tmp_path, target, slot="30")
+    stream(source(spark, store, **limited(maxBundlesPerTrigger="1")), tmp_path, target, slot="30")
     store.rows(2)
     stream(source(spark, store), tmp_path, target, slot="30")
     assert ids(target) == list(range(50))
@@ -157,7 +158,9 @@ def test_a_stream_into_a_store_at_its_cap_waits_or_fails(spark, store, tmp_path)
         {"retention.size_cap": "400KB", "wal.rotation_target": "50KB", "segment.target_size": "50KB"}
     )
     store.rows(200, rows=100)
-    rows = source(spark, store, maxBundlesPerTrigger="20").select("id", F.expr("repeat(uuid(), 2)").alias("text"))
+    rows = source(spark, store, **limited(maxBundlesPerTrigger="20")).select(
+        "id", F.expr("repeat(uuid(), 2)").alias("text")
+    )
     seen = []
     with quiver.open(target, settings) as other:
         reader = other.register("reader", start="earliest")

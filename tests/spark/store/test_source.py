@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from needed import batch_end
 from stores import INGESTED_NS, logs_request
 
 import quiver.spark
@@ -12,7 +13,7 @@ from quiver.bundle import OTLP_SCHEMA
 from quiver.errors import CorruptionError, DataLossError, UsageError
 from quiver.otap import view_schema
 from quiver.spark.log_source import BatchReader
-from quiver.spark.spark_features import InputPartition, ReadAllAvailable, from_arrow_schema, to_arrow_schema
+from quiver.spark.spark_features import InputPartition, from_arrow_schema, to_arrow_schema
 from quiver.spark.store.source import QuiverDataSource
 from quiver.store.segment.reader import SegmentReader
 
@@ -323,8 +324,7 @@ def test_a_stream_reader_is_pickled_without_its_lock(store):
     made = source(store, slot="30", subscriber="exp")
     reader = made.streamReader(schema=made.schema())
     start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadAllAvailable())
-    assert reader.reportLatestOffset() == end
+    end = batch_end(reader, start)
     twin = pickle.loads(pickle.dumps(reader))
     ids = [
         row["id"] for part in reader.partitions(start, end) for batch in twin.read(part) for row in batch.to_pylist()

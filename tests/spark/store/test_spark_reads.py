@@ -6,10 +6,12 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
+from needed import needs
 
 from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark import create_table, map_bundles, register, save_as_table
+from quiver.spark.spark_features import STREAM_LIMITS, DataSourceReader
 from quiver.spark.store.source import QuiverDataSource
 from quiver.store.subscribers.progress_store import load_progress
 
@@ -72,14 +74,17 @@ def test_filtered_frames_of_one_source_are_independent(spark, store):
 
 
 def test_a_deletion_during_a_batch_read_is_reported(spark, store):
-    """The frame listed its bundles before; the error explains the cause and the remedy."""
+    """The frame listed its bundles before; the error explains cause and remedy. PySpark 4.0 lists them again."""
     store.rows(1)
     path = store.rows(1)
     frame = spark.read.format("quiver").option("slot", "30").load(store.root)
     assert frame.count() == 20
     pathlib.Path(path).unlink()
-    with pytest.raises(Exception, match=r"deleted before it was read.*delete_grace"):
-        frame.count()
+    if hasattr(DataSourceReader, "pushFilters"):  # since then, a frame keeps its plan
+        with pytest.raises(Exception, match=r"deleted before it was read.*delete_grace"):
+            frame.count()
+    else:
+        assert frame.count() == 10
     lenient = spark.read.format("quiver").option("slot", "30").option("failOnDataLoss", "false").load(store.root)
     assert lenient.count() == 10
 
@@ -108,6 +113,7 @@ def test_complete_bundles_are_read_in_tasks(spark, store):
     assert [tuple(row) for row in rows] == [("0:0", 2, "uint8"), ("0:1", 1, "uint8")]
 
 
+@needs(STREAM_LIMITS)
 def test_a_stream_reads_each_bundle_once_across_restarts(spark, store, tmp_path):
     """Limits end batches; later data are in the next run; each run acknowledges the bundles that it committed."""
     store.rows(3)
@@ -121,6 +127,7 @@ def test_a_stream_reads_each_bundle_once_across_restarts(spark, store, tmp_path)
     assert load_progress(REAL_FILES, store.root, "exp").oldest_incomplete == 2
 
 
+@needs(STREAM_LIMITS)
 def test_a_failed_batch_is_repeated_unchanged(spark, store, tmp_path):
     """The same bundles with the same number, even if there are more; uncommitted bundles are not acknowledged."""
     store.rows(4)
@@ -137,6 +144,7 @@ def test_a_failed_batch_is_repeated_unchanged(spark, store, tmp_path):
     assert sink.ids == list(range(50))
 
 
+@needs(STREAM_LIMITS)
 def test_a_lost_checkpoint_continues_at_the_acknowledged_position(spark, store, tmp_path):
     """`startingOffsets` applies only to new subscribers."""
     store.rows(2)
@@ -149,6 +157,7 @@ def test_a_lost_checkpoint_continues_at_the_acknowledged_position(spark, store, 
     assert again.ids == list(range(20, 30))
 
 
+@needs(STREAM_LIMITS)
 @pytest.mark.slow
 def test_an_old_checkpoint_is_refused_with_positions(spark, store, tmp_path):
     """Its next bundles were acknowledged and may be deleted."""

@@ -6,10 +6,11 @@ import sys
 
 import pyarrow as pa
 import pytest
+from needed import needs
 
 import quiver
 from quiver.settings import Settings
-from quiver.spark.spark_features import ReadAllAvailable, from_arrow_schema
+from quiver.spark.spark_features import STREAM_LIMITS, ReadAllAvailable, from_arrow_schema
 from quiver.spark.store.source import QuiverDataSource
 
 SCHEMA = from_arrow_schema(pa.schema([("id", pa.int64())]))
@@ -31,6 +32,7 @@ def segments(path):
     return [name for name in os.listdir(path / "segments") if name.endswith(".qseg")]
 
 
+@needs(STREAM_LIMITS)
 def test_the_store_deletes_segments_after_the_query_acknowledges_them(tmp_path):
     """The position survives an empty store, a restart of the source, and a restart of the store."""
     path = tmp_path / "buffer"

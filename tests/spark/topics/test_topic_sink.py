@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 import pytest
+from needed import limited
 from pyspark.sql import functions as F  # noqa: N812
 
 from quiver.errors import UsageError
@@ -79,7 +80,7 @@ def test_a_stream_copies_one_topic_to_another(spark, tmp_path):
     with TopicStore.open(tmp_path / "a", background=False) as source, TopicStore.open(tmp_path / "b") as target:
         log = source.topic(ORDERS)
         follower = target.topic("default/copy").reader("earliest")
-        options = {"path": source.root, "topic": ORDERS, "maxOffsetsPerTrigger": "4"}
+        options = {"path": source.root, "topic": ORDERS, **limited(maxOffsetsPerTrigger="4")}
         frame = spark.readStream.format("quiver-topic").options(**options).load()
         seen = []
         for count in (6, 3):

@@ -53,6 +53,7 @@ __all__ = [
     "RUN_LOCK",
     "STATE_NAME",
     "RunOptions",
+    "check_pyspark",
     "default_run_dir",
     "lost_dead_letters",
     "not_sealed",
@@ -381,6 +382,22 @@ def _memory(pipeline: Pipeline, run_dir: Path) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def check_pyspark(pipeline: Pipeline) -> None:
+    """
+    Check that the installed PySpark can run the exporters of *pipeline*, before any process starts.
+
+    A machine without PySpark can still check a pipeline file.
+
+    Raises:
+        UsageError: the installed PySpark is too old.
+    """
+    if not pipeline.queries or importlib.util.find_spec("pyspark") is None:
+        return
+    from quiver.spark.spark_features import EXPORTERS, require  # noqa: PLC0415 - imports PySpark
+
+    require(EXPORTERS)
 
 
 def _require_spark() -> None:

@@ -25,6 +25,7 @@ from quiver.spark.spark_features import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
+    complete_batches,
 )
 
 if TYPE_CHECKING:
@@ -138,5 +139,6 @@ def _task() -> Any:
 
 
 def _send(options: QuestdbOptions, slots: str, group: tuple[str, int], batches: Iterator[pa.RecordBatch]) -> _Sent:
-    sent = _task().send_partition(options, slots, TaskContext.get().partitionId(), group, batches)
+    rows = complete_batches(batches)
+    sent = _task().send_partition(options, slots, TaskContext.get().partitionId(), group, rows)
     return _Sent(sent.messages, sent.known)
