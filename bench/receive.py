@@ -3,9 +3,10 @@ Receiving log records: our receivers beside an OpenTelemetry Collector with a fi
 
 One load generator sends the same requests of a thousand records, four at a time, over gRPC, and waits until each is
 confirmed. *pass-through* keeps requests as they came, *convert_to_arrow* as OTAP tables, *OTAP* takes batches of an
-OTAP stream. All three confirm after a group sync. The Collector (`make rival-collector`; left out when it was not
-built) puts them into the queue of an exporter whose far side is down, with and without fsync; every receiver has to
-keep what it got. CPU is that of the receiving process.
+OTAP stream. *ten records* sends ten times as many requests of ten records, *gzip* compressed requests; *grpcio* is the
+same receiver with `grpc_transport: grpcio`. All of them confirm after a group sync. The Collector (`make
+rival-collector`; left out when it was not built) puts them into the queue of an exporter whose far side is down, with
+and without fsync; every receiver has to keep what it got. CPU is that of the receiving process.
 
     .venv/bin/python bench/receive.py [--rounds N] [--quick] [--write docs/benchmarks.md]
 """
@@ -42,6 +43,8 @@ FLOOR = "pass-through"
 AIMS = f"{FLOOR}: 150,000 records/s of a core; OTAP: 0.7 of {FLOOR}; {FLOOR} ahead of the Collector with fsync"
 AT_ONCE = 4
 WARM_UP = 12
+SMALL_ROWS = 10
+SMALL_TIMES = 10
 READY_S = 60.0
 EXPORT = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 CONFIG = """\
@@ -62,12 +65,12 @@ service:
 """
 
 
-def serve(handling: str, directory: str) -> None:
+def serve(handling: str, transport: str, directory: str) -> None:
     """What the receiving process does: print its port, receive until standard input ends."""
     with quiver.open(directory) as store:
         store.register("kept", start="earliest")
         store.activate()
-        settings = OtlpSettings(listening_addr="127.0.0.1:0", otlp_handling=handling)
+        settings = OtlpSettings(listening_addr="127.0.0.1:0", otlp_handling=handling, transport=transport)
         with OtapGrpcReceiver(store, settings) as receiver:
             print(receiver.port, flush=True)
             sys.stdin.read()
@@ -79,8 +82,8 @@ def cpu_s(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def ours(handling: str, directory: Path) -> Iterator[tuple[int, int]]:
-    command = [sys.executable, __file__, "--serve", handling, str(directory / "store")]
+def ours(handling: str, directory: Path, transport: str = "asyncio") -> Iterator[tuple[int, int]]:
+    command = [sys.executable, __file__, "--serve", handling, transport, str(directory / "store")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process.pid, int(process.stdout.readline())
@@ -119,11 +122,15 @@ def collector(directory: Path, *, fsync: bool) -> Iterator[tuple[int, int]]:
             process.wait(60)
 
 
-def send_requests(port: int, requests: list[bytes]) -> None:
+def send_requests(port: int, requests: list[bytes], compression: grpc.Compression | None = None) -> None:
     """Four threads, each with one request on its way."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, ThreadPoolExecutor(AT_ONCE) as pool:
         export = channel.unary_unary(EXPORT)
-        for reply in pool.map(lambda data: export(data, timeout=60, wait_for_ready=True), requests):
+
+        def send(data: bytes) -> bytes:
+            return export(data, timeout=60, wait_for_ready=True, compression=compression)
+
+        for reply in pool.map(send, requests):
             assert isinstance(reply, bytes)
 
 
@@ -151,33 +158,36 @@ def send_batches(pid: int, port: int, messages: list[bytes]) -> tuple[float, flo
 
 
 def otlp_contender(
-    start: Callable[[Path], contextlib.AbstractContextManager[tuple[int, int]]], requests: list[bytes]
+    start: Callable[[Path], contextlib.AbstractContextManager[tuple[int, int]]],
+    requests: list[bytes],
+    *,
+    rows: int = ROWS,
+    compression: grpc.Compression | None = None,
 ) -> Callable[[Path], dict[str, float]]:
     def run(directory: Path) -> dict[str, float]:
         with start(directory) as (pid, port):
-            send_requests(port, requests[:WARM_UP])
+            send_requests(port, requests[:WARM_UP], compression)
             before, started = cpu_s(pid), perf_counter()
-            send_requests(port, requests[WARM_UP:])
+            send_requests(port, requests[WARM_UP:], compression)
             seconds = perf_counter() - started
-            return figures(len(requests) - WARM_UP, seconds, cpu_s(pid) - before)
+            return figures(rows * (len(requests) - WARM_UP), seconds, cpu_s(pid) - before)
 
     return run
 
 
-def otap_contender(requests: list[bytes]) -> Callable[[Path], dict[str, float]]:
+def otap_contender(requests: list[bytes], transport: str) -> Callable[[Path], dict[str, float]]:
     encoder = StreamEncoder("logs")
     bundles = [bundle for data in requests for bundle in iter_bundles(data, "logs")]
     messages = [batch.message for bundle in bundles for batch in encoder.encode(bundle.batches)]
 
     def run(directory: Path) -> dict[str, float]:
-        with ours("pass_through", directory) as (pid, port):
-            return figures(len(messages) - WARM_UP, *send_batches(pid, port, messages))
+        with ours("pass_through", directory, transport) as (pid, port):
+            return figures(ROWS * (len(messages) - WARM_UP), *send_batches(pid, port, messages))
 
     return run
 
 
-def figures(requests: int, seconds: float, cpu: float) -> dict[str, float]:
-    rows = requests * ROWS
+def figures(rows: int, seconds: float, cpu: float) -> dict[str, float]:
     return {"records/s": rows / seconds, "records/s of a core": rows / max(cpu, 0.01)}
 
 
@@ -197,16 +207,27 @@ def table(found: dict[str, dict[str, Result]]) -> list[str]:
 def main() -> None:
     parser = BenchParser(__doc__, quick=Quick(share=10))
     parser.add_argument("--requests", type=int, default=200, help="of a thousand records each")
-    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     options = parser.options()
     if options.serve:
         serve(*options.serve)
         return
     requests = [log_request(seed) for seed in range(WARM_UP + options.requests // options.share)]
+    count = SMALL_TIMES * options.requests // options.share
+    small = [log_request(seed, SMALL_ROWS) for seed in range(WARM_UP + count)]
     contenders = {
-        FLOOR: otlp_contender(lambda directory: ours("pass_through", directory), requests),
-        "convert_to_arrow": otlp_contender(lambda directory: ours("convert_to_arrow", directory), requests),
-        "OTAP": otap_contender(requests),
+        FLOOR: otlp_contender(partial(ours, "pass_through"), requests),
+        "convert_to_arrow": otlp_contender(partial(ours, "convert_to_arrow"), requests),
+        "OTAP": otap_contender(requests, "asyncio"),
+        "gzip": otlp_contender(partial(ours, "pass_through"), requests, compression=grpc.Compression.Gzip),
+        "ten records": otlp_contender(partial(ours, "pass_through"), small, rows=SMALL_ROWS),
+    }
+    by_grpcio = partial(ours, "pass_through", transport="grpcio")
+    contenders |= {
+        f"{FLOOR}, grpcio": otlp_contender(by_grpcio, requests),
+        "OTAP, grpcio": otap_contender(requests, "grpcio"),
+        "gzip, grpcio": otlp_contender(by_grpcio, requests, compression=grpc.Compression.Gzip),
+        "ten records, grpcio": otlp_contender(by_grpcio, small, rows=SMALL_ROWS),
     }
     if COLLECTOR.exists():
         for name, fsync in (("Collector, fsync", True), ("Collector, no fsync", False)):
@@ -221,6 +242,8 @@ def main() -> None:
     )  # fmt: skip
     report.add(table(found))
     for figure, results in found.items():
+        for name in (FLOOR, "OTAP", "gzip", "ten records"):
+            report.compare(f"gRPC server, {name}, {figure}", results[name], results[f"{name}, grpcio"], "")
         if "Collector, fsync" in results:
             report.compare(f"OTLP, {figure}", results[FLOOR], results["Collector, fsync"], "")
     report.finish(options.write)

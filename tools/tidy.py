@@ -49,7 +49,7 @@ WORDS_MIN = 10_000
 """With fewer words, one occurrence would exceed a limit."""
 
 PURE_FOLDERS = ("format", "wire")
-PURE_PACKAGES = ("otap",)
+PURE_PACKAGES = ("http2", "otap")
 PURE_FILES = ("session.py", "offsets.py", "retention.py", "state.py")
 PURE_PRIMITIVES = ("checksum.py", "file_kinds.py", "findings.py", "packing.py", "scan.py")
 

@@ -3,18 +3,23 @@
 import socket
 import struct
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
+import zstandard
 from otap_client import Client, KeptTables
 from otap_equal import merged
 from otap_oracle import REQUESTS
 from otap_ways import CASES, bytes_of, parsed, weighed
 from test_otap_vectors import LOST_BY_ALL
 
+from http2_client import Http2Client, data_frames, request_block
+from http2_client import message as framed
 from quiver.errors import CapacityError, StoreClosedError, StoreFailedError
-from quiver.otap import StatusCode, StreamEncoder, from_otlp, to_otlp
+from quiver.http2 import frames as h2
+from quiver.otap import StatusCode, StreamEncoder, decode_status, from_otlp, to_otlp
 from quiver.otap.stream.arrow_message import ArrowPayload, decode_records, encode_records
 from quiver.otap.tables.payload_schema import SIGNALS
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
@@ -32,10 +37,25 @@ def store():
     return KeptTables()
 
 
+@pytest.fixture(params=["asyncio", "grpcio"])
+def transport(request):
+    return request.param
+
+
 @pytest.fixture
 def receiver(store):
     with OtapGrpcReceiver(store, SETTINGS) as running:
         yield running
+
+
+def test_each_transport_serves_streams(store, transport):
+    with OtapGrpcReceiver(store, replace(SETTINGS, transport=transport)) as receiver:
+        for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+            with Client(receiver.port, compression=compression) as client:
+                client.send(*messages(5))
+                client.half_close()
+                assert [status.code for status in client.statuses()] == [StatusCode.OK] * 5
+    assert len(store.kept) == 10
 
 
 def messages(count: int = 1, case: str = "logs_sdk") -> list[bytes]:
@@ -176,13 +196,52 @@ def test_invalid_tables_are_refused_and_the_stream_continues(receiver, store):
     assert [status.code for status in statuses] == [StatusCode.INVALID_ARGUMENT, StatusCode.OK]
 
 
+def test_an_encoding_without_support_ends_the_stream_with_the_remedy(receiver):
+    with Http2Client(receiver.port) as client:
+        client.call(SIGNALS["logs"].service, framed(b"x", compressed=True), grpc_encoding="snappy")
+        assert client.status() == (12, "grpc-encoding snappy is not supported; use gzip, zstd or none")
+
+
 def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
 @pytest.mark.parametrize("encoding", ["zstd", "zstdarrow5"])
-def test_checklist_6_an_unknown_grpc_encoding_ends_the_stream_with_the_reason(receiver, encoding):
+def test_streams_of_other_exporters_are_compressed_with_zstd(receiver, store, encoding):
+    """By default those of the Collector and of the Rust data plane are, each under its own names."""
+    service = SIGNALS["logs"].service
+    compress = zstandard.ZstdCompressor().compress
+    with Http2Client(receiver.port) as client:
+        client.send(
+            h2.header_frames(1, request_block(service, grpc_encoding=encoding), is_last=False),
+            *(data_frames(1, framed(compress(data), compressed=True), last=False) for data in messages(3)),
+            data_frames(1, b""),
+        )
+        assert client.status() == (0, "")
+    statuses = [decode_status(data) for data in client.messages()]
+    assert [status.code for status in statuses] == [StatusCode.OK] * 3
+    assert len(store.kept) == 3
+
+
+def test_a_bomb_in_a_stream_ends_it(store):
+    settings = replace(SETTINGS, max_request_bytes=100_000)
+    bomb = zstandard.ZstdCompressor().compress(bytes(50_000_000))
+    with OtapGrpcReceiver(store, settings) as receiver, Http2Client(receiver.port) as client:
+        client.call(SIGNALS["logs"].service, framed(bomb, compressed=True), grpc_encoding="zstd")
+        code, text = client.status()
+    assert code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert "bytes after decompression" in text
+    assert store.kept == []
+
+
+@pytest.mark.parametrize("encoding", ["zstd", "zstdarrow5"])
+def test_checklist_6_grpcio_ends_a_stream_with_an_unknown_encoding_with_the_reason(store, encoding):
     """The message is gRPC's; docs/howto/otap.md quotes it and explains the configuration."""
+    with OtapGrpcReceiver(store, replace(SETTINGS, transport="grpcio")) as receiver:
+        check_unknown_encoding(receiver, encoding)
+
+
+def check_unknown_encoding(receiver, encoding):
     head = {
         ":method": "POST", ":scheme": "http", ":path": SIGNALS["logs"].service, ":authority": "x",
         "te": "trailers", "content-type": "application/grpc", "grpc-encoding": encoding,

@@ -6,6 +6,7 @@ module               purpose
 ===================  =================================================================================================
 `otap/`              OTAP over gRPC: Arrow streams from OpenTelemetry exporters
 `otlp/`              OTLP over gRPC and HTTP
+`grpc_server/`       a gRPC server, which accepts messages compressed with Zstandard
 `qwp/`               QWP over WebSocket: rows from QuestDB clients, stored before they are confirmed
 `topic_receiver.py`  a topic as the source of a pipeline
 `store_receiver.py`  the store of another program as the source of a pipeline

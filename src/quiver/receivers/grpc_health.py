@@ -7,8 +7,13 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
+
+from quiver.receivers.grpc_server.call import Call
+from quiver.receivers.grpc_server.server import Method
 
 __all__ = ["HealthService"]
 
@@ -31,10 +36,20 @@ class HealthService(health_aio.HealthServicer):
         self._services = ("", *services)
         self._watch: asyncio.Task[None] | None = None
 
-    async def start(self, server: Any) -> None:
-        """Add the service to *server*, before the server starts, and keep its statuses up to date."""
-        await self.refresh()
+    def add_to(self, server: Any) -> None:
+        """Add the service to a `grpc.aio` server, before it starts."""
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
+
+    def methods(self) -> dict[str, Method]:
+        """Return the methods of the service, for a `GrpcServer`."""
+        return {
+            "/grpc.health.v1.Health/Check": Method(self._serve_check),
+            "/grpc.health.v1.Health/Watch": Method(self._serve_watch, is_watch=True),
+        }
+
+    async def start(self) -> None:
+        """Keep the statuses up to date."""
+        await self.refresh()
         self._watch = asyncio.get_running_loop().create_task(self._keep_up_to_date())
 
     async def stop(self) -> None:
@@ -58,7 +73,35 @@ class HealthService(health_aio.HealthServicer):
         await self.refresh()
         return await super().Check(request, context)
 
+    async def _serve_check(self, call: Call) -> bytes:
+        response = await self.Check(await _request_of(call), call)
+        return response.SerializeToString()
+
+    async def _serve_watch(self, call: Call) -> None:
+        await self.Watch(await _request_of(call), _WatchContext(call))
+
     async def _keep_up_to_date(self) -> None:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             await self.refresh()
+
+
+class _WatchContext:
+    """The part of a call's context that the service uses, with messages instead of bytes."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def write(self, response: Any) -> None:
+        """Send a response."""
+        await self._call.write(response.SerializeToString())
+
+
+async def _request_of(call: Call) -> Any:
+    data = await call.read()
+    if data is None or call.message_encoding != "identity":
+        await call.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request, or a compressed one")
+    try:
+        return health_pb2.HealthCheckRequest.FromString(data)
+    except DecodeError:
+        await call.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a HealthCheckRequest")

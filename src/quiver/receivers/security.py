@@ -246,9 +246,11 @@ class Certificates:
     client_ca: bytes | None
 
 
-def watch_certificates(tls: TlsSettings, observer: Observer) -> WatchedFiles[Certificates]:
+def watch_certificates(
+    tls: TlsSettings, observer: Observer, *, protocols: Sequence[str] = ()
+) -> WatchedFiles[Certificates]:
     """
-    Return the certificates of *tls*, which follow changes of the files.
+    Return the certificates of *tls*, which follow changes of the files; a context offers *protocols* (ALPN).
 
     Raises:
         SettingsError: the files cannot be read, or do not match.
@@ -256,10 +258,10 @@ def watch_certificates(tls: TlsSettings, observer: Observer) -> WatchedFiles[Cer
     paths = [tls.cert_file, tls.key_file]
     if tls.client_ca_file is not None:
         paths.append(tls.client_ca_file)
-    return WatchedFiles(paths, lambda: _certificates(tls), observer)
+    return WatchedFiles(paths, lambda: _certificates(tls, protocols), observer)
 
 
-def _certificates(tls: TlsSettings) -> Certificates:
+def _certificates(tls: TlsSettings, protocols: Sequence[str]) -> Certificates:
     chain = _file_bytes(tls.cert_file, "tls.cert_file")
     key = _file_bytes(tls.key_file, "tls.key_file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -267,6 +269,8 @@ def _certificates(tls: TlsSettings) -> Certificates:
     # A resumed session would not present its certificate again, even if its authority is no longer trusted.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
     try:
         # Without a password callback, OpenSSL would prompt on the terminal.
         context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: "")
@@ -299,15 +303,15 @@ class _CurrentContext(ssl.SSLContext):
         return self.watched.current().context.wrap_bio(*args, **kwargs)
 
 
-def server_context(tls: TlsSettings, observer: Observer) -> ssl.SSLContext:
+def server_context(tls: TlsSettings, observer: Observer, *, protocols: Sequence[str] = ()) -> ssl.SSLContext:
     """
-    Return a context for asyncio servers that follows changes of the files.
+    Return a context for asyncio servers that follows changes of the files, and offers *protocols* (ALPN).
 
     Raises:
         SettingsError: the files cannot be read, or do not match.
     """
     context = _CurrentContext(ssl.PROTOCOL_TLS_SERVER)
-    context.watched = watch_certificates(tls, observer)
+    context.watched = watch_certificates(tls, observer, protocols=protocols)
     return context
 
 

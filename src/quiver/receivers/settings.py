@@ -17,6 +17,7 @@ __all__ = [
     "GRPC_ADDRESS",
     "HTTP_ADDRESS",
     "Ack",
+    "GrpcTransport",
     "Handling",
     "KeepaliveSettings",
     "OtlpSettings",
@@ -26,6 +27,7 @@ __all__ = [
 
 Ack = Literal["synced", "logged"]
 Handling = Literal["pass_through", "convert_to_arrow"]
+GrpcTransport = Literal["asyncio", "grpcio"]
 
 GRPC_ADDRESS = "127.0.0.1:4317"
 HTTP_ADDRESS = "127.0.0.1:4318"
@@ -140,6 +142,8 @@ class OtlpSettings:
         keepalive: limits on the lifetime of connections.
         otlp_handling: `pass_through` stores requests unchanged, `convert_to_arrow` as OTAP tables.
         capture_headers: request headers to store, as resource attributes ``http.request.header.<name>``.
+        transport: the library that serves gRPC: `asyncio` is part of this package and accepts gzip and zstd, `grpcio`
+            accepts gzip.
         share_port: other processes may listen on the same port; the kernel distributes connections among them.
 
     Raises:
@@ -164,6 +168,7 @@ class OtlpSettings:
     otlp_handling: Handling = "pass_through"
     capture_headers: tuple[str, ...] = ()
     share_port: bool = False
+    transport: GrpcTransport = "asyncio"
 
     def __post_init__(self) -> None:
         require_numbers(self)
@@ -182,6 +187,8 @@ class OtlpSettings:
             raise SettingsError(f"ack: {self.ack!r} is not synced or logged")
         if self.otlp_handling not in {"pass_through", "convert_to_arrow"}:
             raise SettingsError(f"otlp_handling: {self.otlp_handling!r} is not pass_through or convert_to_arrow")
+        if self.transport not in {"asyncio", "grpcio"}:
+            raise SettingsError(f"transport: {self.transport!r} is not asyncio or grpcio")
         if self.dedupe_window_s < 0 or self.body_timeout_s <= 0 or self.head_timeout_s <= 0:
             raise SettingsError("dedupe_window_s must not be negative; body_timeout_s, head_timeout_s must be positive")
         _check_captured(self.capture_headers)

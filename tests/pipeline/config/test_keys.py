@@ -79,6 +79,7 @@ LISTENER = {
     "request_timeout": "3s",
     "handshake_timeout": "3s",
     "otlp_handling": "convert_to_arrow",
+    "grpc_transport": "grpcio",
     "capture_headers": ["x-tenant"],
     "insecure": True,
     "tls.cert_file": ("cert.pem", {"tls.key_file": "key.pem"}),

@@ -16,9 +16,9 @@ from quiver.receivers.settings import OtlpSettings
 SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=2)
 
 
-@pytest.fixture
-def receiver(store):
-    with OtlpGrpcReceiver(store, SETTINGS) as running:
+@pytest.fixture(params=["asyncio", "grpcio"])
+def receiver(store, request):
+    with OtlpGrpcReceiver(store, replace(SETTINGS, transport=request.param)) as running:
         yield running
 
 

@@ -190,6 +190,7 @@ class MetricsConfig(Config):
     request_timeout="body_timeout_s",
     handshake_timeout="head_timeout_s",
     max_connections="connections_max",
+    grpc_transport="transport",
     types=dict.fromkeys(("response_stream_channel_size", "max_connections"), Field(ge=1, le=1_000_000)),
 )
 class OtlpReceiverConfig(ReceiverConfig):

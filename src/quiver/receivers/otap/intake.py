@@ -26,9 +26,10 @@ from quiver.otap.tables.validation import validate_tables
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
 from quiver.receivers.header_capture import add_headers
-from quiver.receivers.inflate import GZIP_MAGIC, inflate
-from quiver.receivers.intake import IntakeStore, Window
+from quiver.receivers.inflate import inflate
+from quiver.receivers.intake import Encoding, IntakeStore, Window
 from quiver.receivers.otap.settings import OtapSettings
+from quiver.receivers.zstd_frames import inflate_zstd
 
 __all__ = ["OtapIntake", "OtapStream", "Taken"]
 
@@ -116,16 +117,16 @@ class OtapIntake:
         with self._lock:
             self._dictionaries.pop(stream, None)
 
-    def take(self, stream: OtapStream, message: bytes) -> Taken:
+    def take(self, stream: OtapStream, message: bytes, encoding: Encoding = "identity") -> Taken:
         """Decode the next message of *stream* and store its tables, without a sync. Never raises for its content."""
-        taken, outcome = self._take(stream, message)
+        taken, outcome = self._take(stream, message, encoding)
         self._observer.count("quiver.receiver.batches_total", signal=stream.signal, outcome=outcome)
         return taken
 
-    def _take(self, stream: OtapStream, message: bytes) -> tuple[Taken, str]:
+    def _take(self, stream: OtapStream, message: bytes, encoding: Encoding) -> tuple[Taken, str]:
         decoder = stream.decoder
         with self._opening:
-            opened = self._opened(message)
+            opened = self._opened(message, encoding)
             if isinstance(opened, Damage):
                 return Taken(None, last=True, why=opened.reason), "invalid"
             batch = decoder.try_decode(opened)
@@ -155,11 +156,12 @@ class OtapIntake:
         status = BatchStatus(batch.batch_id, code, text)
         return Taken(status, stored=code == StatusCode.OK, last=bool(why), why=why), outcome
 
-    def _opened(self, message: bytes) -> bytes | Damage:
+    def _opened(self, message: bytes, encoding: Encoding) -> bytes | Damage:
         size_max = self._limits.message_bytes_max
-        if not message.startswith(GZIP_MAGIC):
+        if encoding == "identity":
             return message
-        inflated = inflate(message, size_max=size_max)
+        open_message = inflate if encoding == "gzip" else inflate_zstd
+        inflated = open_message(message, size_max=size_max)
         if inflated is None:
             return Damage(0, f"the message is too large: the limit is {size_max} bytes after decompression")
         return inflated
@@ -250,9 +252,9 @@ class OtapStream:
         self.decoder = decoder
         self._intake = intake
 
-    def take(self, message: bytes) -> Taken:
+    def take(self, message: bytes, encoding: Encoding = "identity") -> Taken:
         """Handle the next message; see `OtapIntake.take`."""
-        return self._intake.take(self, message)
+        return self._intake.take(self, message, encoding)
 
     def close(self) -> None:
         """End the stream. Idempotent."""

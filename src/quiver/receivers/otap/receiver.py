@@ -23,10 +23,11 @@ from quiver.errors import QuiverError
 from quiver.observe import Observer
 from quiver.otap import BatchStatus, StatusCode, encode_status
 from quiver.otap.tables.payload_schema import SIGNALS
+from quiver.receivers.grpc_server.call import CallClosedError
 from quiver.receivers.intake import IntakeResult, IntakeStore, OtlpIntake
 from quiver.receivers.otap.intake import OtapIntake, OtapStream, Taken
 from quiver.receivers.otap.settings import OtapSettings
-from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver, refuse_call
+from quiver.receivers.otlp.grpc_receiver import Handler, OtlpGrpcReceiver, encoding_of, refuse_call
 from quiver.receivers.places import Place, Places, address_of_peer, network_of
 from quiver.receivers.request_window import RequestWindow
 from quiver.receivers.settings import OtlpSettings
@@ -100,13 +101,9 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
     def _services(self) -> list[str]:
         return [*super()._services(), *(tables.service.split("/")[1] for tables in SIGNALS.values())]
 
-    def _handlers(self) -> list[Any]:
-        found = super()._handlers()
-        for signal, tables in SIGNALS.items():
-            _, service, method = tables.service.split("/")
-            handler = grpc.stream_stream_rpc_method_handler(self._streams(signal))
-            found.append(grpc.method_handlers_generic_handler(service, {method: handler}))
-        return found
+    def _handlers(self) -> dict[str, Handler]:
+        streams: dict[str, Handler] = {tables.service: self._streams(signal) for signal, tables in SIGNALS.items()}
+        return super()._handlers() | streams
 
     def _streams(self, signal: str) -> Callable[[AsyncIterator[bytes], Any], Coroutine[Any, Any, None]]:
         async def serve(_messages: AsyncIterator[bytes], context: Any) -> None:
@@ -142,7 +139,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
                 message = await self._next(context, place)
                 if message is None:
                     break
-                taken = await loop.run_in_executor(self._taking, stream.take, message)
+                taken = await loop.run_in_executor(self._taking, stream.take, message, encoding_of(message, context))
                 del message
                 answers.add(asyncio.create_task(self._answer(taken, context, one_writer)))
             await self._fewer_than(1, answers)
@@ -198,7 +195,9 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
                 status = BatchStatus(status.batch_id, StatusCode.UNAVAILABLE, failure)
         text = status.message[:_MESSAGE_CHARS_MAX]
         async with one_writer:
-            with contextlib.suppress(aio.BaseError):  # the client disconnected, and will send the batch again
+            with contextlib.suppress(
+                aio.BaseError, CallClosedError
+            ):  # the client disconnected, and will send the batch again
                 await context.write(encode_status(BatchStatus(status.batch_id, status.code, text)))
 
     async def _synced(self) -> str:

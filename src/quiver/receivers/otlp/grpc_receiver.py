@@ -20,15 +20,17 @@ from grpc import aio
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.observe import Observer
 from quiver.receivers.grpc_health import HealthService
+from quiver.receivers.grpc_server.call import Call
+from quiver.receivers.grpc_server.server import GrpcServer, Method
 from quiver.receivers.inflate import GZIP_MAGIC
-from quiver.receivers.intake import IntakeResult, IntakeStore, OtlpIntake
+from quiver.receivers.intake import Encoding, IntakeResult, IntakeStore, OtlpIntake
 from quiver.receivers.places import Places, address_of_peer, network_of
 from quiver.receivers.port import PortReceiver, try_to_bind
 from quiver.receivers.rpc_status import encode_partial_success, encode_retry_info, encode_status
-from quiver.receivers.security import grpc_credentials
+from quiver.receivers.security import grpc_credentials, server_context
 from quiver.receivers.settings import OtlpSettings
 
-__all__ = ["SERVICES", "OtlpGrpcReceiver", "refuse_call", "server_options"]
+__all__ = ["SERVICES", "Handler", "OtlpGrpcReceiver", "encoding_of", "refuse_call", "server_options"]
 
 SERVICES = {
     "logs": "opentelemetry.proto.collector.logs.v1.LogsService",
@@ -36,6 +38,11 @@ SERVICES = {
     "metrics": "opentelemetry.proto.collector.metrics.v1.MetricsService",
 }
 """Signal → the service whose `Export` receives it."""
+
+EXPORT_PATHS = {signal: f"/{service}/Export" for signal, service in SERVICES.items()}
+
+Handler = Callable[[AsyncIterator[bytes], Any], Coroutine[Any, Any, bytes | None]]
+"""Handles a call, given its messages and its context, which is that of `grpc.aio` or a `Call`."""
 
 _CODES = {
     "invalid": grpc.StatusCode.INVALID_ARGUMENT,
@@ -77,6 +84,17 @@ def server_options(settings: OtlpSettings) -> list[tuple[str, int]]:
 
 def _ms(seconds: float) -> int:
     return min(math.ceil(seconds * 1000), 2**31 - 1)
+
+
+def encoding_of(message: bytes, context: Any) -> Encoding:
+    """Return the compression of the message that was just read."""
+    if isinstance(context, Call):
+        return context.message_encoding
+    return "gzip" if message.startswith(GZIP_MAGIC) else "identity"
+
+
+async def _call_handler(handler: Handler, call: Call) -> bytes | None:
+    return await handler(call, call)
 
 
 async def refuse_call(context: Any, verdict: IntakeResult) -> None:
@@ -121,7 +139,11 @@ class OtlpGrpcReceiver(PortReceiver):
         self.intake = intake or OtlpIntake(store, self.settings, clock=clock, observer=observer)
         super().__init__("otlp-grpc", self.settings, observer or self.intake.observer)
         tls = self.settings.security.tls
-        self._credentials = None if tls is None else grpc_credentials(tls, self._observer)
+        self._credentials: Any = None
+        if tls is not None and self.settings.transport == "grpcio":
+            self._credentials = grpc_credentials(tls, self._observer)
+        elif tls is not None:
+            self._credentials = server_context(tls, self._observer, protocols=["h2"])
         self._server: Any = None
         self._problems = problems
         self._health: HealthService | None = None
@@ -131,10 +153,26 @@ class OtlpGrpcReceiver(PortReceiver):
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
 
     async def _listen(self) -> int:
+        health = self._health = HealthService(self._problems, self._services())
+        await health.start()
+        if self.settings.transport == "grpcio":
+            return await self._listen_with_grpcio(health)
+        methods = health.methods()
+        for path, handler in self._handlers().items():
+            methods[path] = Method(partial(_call_handler, handler))
+        self._server = server = GrpcServer(methods, self.settings, self._credentials, self._observer)
+        return await server.start()
+
+    async def _listen_with_grpcio(self, health: HealthService) -> int:
         self._server = server = aio.server(options=server_options(self.settings))
-        server.add_generic_rpc_handlers(self._handlers())
-        self._health = HealthService(self._problems, self._services())
-        await self._health.start(server)
+        for path, handler in self._handlers().items():
+            _, service, method = path.split("/")
+            # On the wire, one message is a stream of one. Declared as a stream, it is not read before this receiver
+            # has checked the credentials, and the wait for it is limited.
+            is_unary = path in EXPORT_PATHS.values()
+            kind = grpc.stream_unary_rpc_method_handler if is_unary else grpc.stream_stream_rpc_method_handler
+            server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {method: kind(handler)})])
+        health.add_to(server)
         address = self.settings.listening_addr
         try:
             if self._credentials is None:
@@ -152,17 +190,9 @@ class OtlpGrpcReceiver(PortReceiver):
         """Return the names of the services on this port."""
         return list(SERVICES.values())
 
-    def _handlers(self) -> list[Any]:
-        """Return the handlers of calls; a receiver of more protocols on this port adds its own."""
-        return [
-            grpc.method_handlers_generic_handler(
-                # On the wire, one message is a stream of one. Declared as a stream, it is not read before this
-                # receiver has checked the credentials, and the wait for it is limited.
-                service,
-                {"Export": grpc.stream_unary_rpc_method_handler(self._exporter(signal))},
-            )
-            for signal, service in SERVICES.items()
-        ]
+    def _handlers(self) -> dict[str, Handler]:
+        """Return the handlers of calls by path; a receiver of more protocols on this port adds its own."""
+        return {path: self._exporter(signal) for signal, path in EXPORT_PATHS.items()}
 
     async def _close(self, grace_s: float) -> None:
         health, self._health = self._health, None
@@ -217,7 +247,7 @@ class OtlpGrpcReceiver(PortReceiver):
             self.intake.accept,
             signal,
             data,
-            encoding="gzip" if data.startswith(GZIP_MAGIC) else "identity",
+            encoding=encoding_of(data, context),
             headers=tuple(context.invocation_metadata()) if self.settings.capture_headers else (),
         )
         accepted = asyncio.get_running_loop().run_in_executor(self.pool, accept)
