@@ -8,6 +8,7 @@ a map, invalid nested values.
 
 from __future__ import annotations
 
+from binascii import hexlify
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -44,10 +45,14 @@ __all__ = [
 _INT64_MAX = (1 << 63) - 1
 _FEW_KEYS, _MANY_KEYS = 128, 1024
 _KEY_BYTES_MAX = 255
+_SPARSE = 8
+"""If fewer than one row in this many has a value, repeating its offset is faster than a maximum over all rows."""
 _KEY_TABLE_BYTES_MAX = 64 * 1024 * 1024
 _NOT_ASCII, _CONTINUATION_MASK = 0x80, 0xC0
 _BITS = np.left_shift(np.uint64(1), np.arange(63, dtype=np.uint64))
-_HEX = np.frombuffer("".join(f"{value:02x}" for value in range(256)).encode(), np.uint16)
+_WORD_BYTES = 8
+_ID_BYTES = (_WORD_BYTES, 2 * _WORD_BYTES)
+"""The lengths of span and trace ids."""
 
 
 class FallbackNeededError(Exception):
@@ -111,12 +116,18 @@ def placed(values: pa.Array, there: np.ndarray, rows: np.ndarray | None = None) 
     if len(values) == len(there):
         return values
     _, own, data = values.buffers()
-    offsets = np.zeros(len(there) + 1, np.int32)
     if len(values):
+        rows = np.flatnonzero(there) if rows is None else rows
         ends = np.frombuffer(own, np.int32)[values.offset : values.offset + len(values) + 1]
-        offsets[0] = ends[0]
-        offsets[(np.flatnonzero(there) if rows is None else rows) + 1] = ends[1:]
-        np.maximum.accumulate(offsets, out=offsets)
+        if len(rows) * _SPARSE < len(there):
+            offsets = np.repeat(ends, np.diff(rows, prepend=-1, append=len(there)))
+        else:
+            offsets = np.zeros(len(there) + 1, np.int32)
+            offsets[0] = ends[0]
+            offsets[rows + 1] = ends[1:]
+            np.maximum.accumulate(offsets, out=offsets)
+    else:
+        offsets = np.zeros(len(there) + 1, np.int32)
     bitmap = pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(values.type, len(there), [bitmap, pa.py_buffer(offsets), data])
 
@@ -184,17 +195,26 @@ def hex_ids(values: pa.Array) -> pa.Array:
     raw = np.frombuffer(data, np.uint8)[start:end] if data is not None and end > start else np.zeros(0, np.uint8)
     doubled = pa.py_buffer((offsets - start) * np.int32(2))
     unset = _without_bits(raw, offsets - start)
-    return pa.Array.from_buffers(
-        pa.string(), len(values), [_nulls_where(unset), doubled, pa.py_buffer(_HEX[raw].view(np.uint8))]
-    )
+    return pa.Array.from_buffers(pa.string(), len(values), [_nulls_where(unset), doubled, pa.py_buffer(hexlify(raw))])
 
 
 def _without_bits(raw: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return which of the strings in *raw* are empty or all zeros."""
-    unset: np.ndarray = np.diff(offsets) == 0
-    starts = offsets[:-1][~unset]
-    if len(starts):  # empty strings have no bytes, so the others are contiguous
-        unset[~unset] = np.bitwise_or.reduceat(raw, starts) == 0
+    lengths = offsets[1:] - offsets[:-1]
+    unset: np.ndarray = lengths == 0
+    there = ~unset
+    count = int(np.count_nonzero(there))
+    if not count:
+        return unset
+    width = len(raw) // count
+    # Empty strings have no bytes, so the others are contiguous.
+    if width in _ID_BYTES and width * count == len(raw) and int(lengths.max()) == width:
+        words = raw.view(np.uint64)
+        zeros = words == 0 if width == _WORD_BYTES else (words[0::2] | words[1::2]) == 0
+    else:
+        zeros = np.bitwise_or.reduceat(raw, offsets[:-1][there]) == 0
+    if zeros.any():
+        unset[there] = zeros
     return unset
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from quiver.otap.arrays import FallbackNeededError, checked_text, placed, require_distinct, signed, times
+from quiver.otap.arrays import FallbackNeededError, checked_text, hex_ids, placed, require_distinct, signed, times
 from quiver.otap.views.schemas import TIME
 
 
@@ -104,3 +104,27 @@ def test_numbers_beyond_the_range_and_unknown_times_are_null():
     found = times(numbers)
     assert found.type == TIME
     assert found.cast(pa.int64()).to_pylist() == [None, *(n // 1000 for n in numbers.to_pylist()[1:])]
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 16, 24])
+def test_ids_of_any_width(width):
+    """Ids are lower-case hex, also in a slice; empty ids and zeros are null, and widths may differ."""
+    dice = random.Random(width)
+    zeros, half = bytes(width), bytes(width - 1) + b"\x01"
+    ids = [dice.choice([b"", zeros, half, half[::-1], dice.randbytes(width)]) for _ in range(200)]
+    for found in ids, ids[3:], [one for one in ids if one], [*ids, b"\x00\x0f"], [b""] * 3, [zeros]:
+        expected = [one.hex() if any(one) else None for one in found]
+        assert hex_ids(pa.array(found, pa.binary())).to_pylist() == expected
+        assert hex_ids(pa.array([b"?", *found], pa.binary()).slice(1)).to_pylist() == expected
+
+
+@pytest.mark.parametrize("one_of", [1, 2, 7, 8, 9, 50, 1000])
+def test_values_are_placed_however_rare_they_are(one_of):
+    """Each value is in its row, and the other rows are null, also for a slice of values."""
+    there = np.arange(300) % one_of == one_of // 2
+    values = binary(*(str(row).encode() for row in np.flatnonzero(there)))
+    expected = [str(row).encode() if is_there else None for row, is_there in enumerate(there.tolist())]
+    assert placed(values, there).to_pylist() == expected
+    assert (
+        placed(pa.concat_arrays([binary(b"??"), values]).slice(1), there, np.flatnonzero(there)).to_pylist() == expected
+    )
