@@ -175,6 +175,18 @@ def test_more_bytes_than_the_kernel_reads_with_the_gil(kernel):
     assert assert_same_pairs([*contents, b"\x0a\x02k"]) is None
 
 
+@pytest.mark.parametrize("one_of", [8, 9, 1000])
+def test_rare_values_among_many(kernel, one_of):
+    """A value of each kind of bytes is decoded alike, however rare it is; an invalid one needs the fallback in both."""
+    rare = [AnyValue(bytes_value=b"\xff\x00"), AnyValue(string_value="é" * 70), _array([AnyValue(int_value=1)])]
+    for value in rare:
+        common = AnyValue(int_value=one_of)
+        values = [common if number % one_of else value for number in range(8_000)]
+        pairs = [KeyValue(key="k", value=value).SerializeToString() for value in values]
+        assert assert_same_pairs(pairs) is not None
+        assert_same_pairs([*pairs, b"\x0a\x01k\x12\x03\x0a\x01\xff", b"\x0a\x01k\x12\x03\x3a\x02\x01"])
+
+
 def numbers(*values):
     return np.array(values, np.int32)
 

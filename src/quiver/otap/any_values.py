@@ -53,6 +53,8 @@ _PADDING = 16
 _CONTINUES = 0x80
 _VARINT_BYTES_MAX = 10
 _DOUBLE_BYTES = 8
+_RARE, _MANY = 8, 4096
+"""If fewer than one of 8 among many values has an arm, its rows are found first, and only they are decoded."""
 _FEW = 32
 """Up to this many values, copying them individually is faster than by Arrow."""
 
@@ -131,6 +133,23 @@ class Wire:
         return checked_text(self.cut(starts, ends))
 
 
+def _counted(kinds: np.ndarray) -> list[int]:
+    """
+    Return the number of values of each kind.
+
+    Raises:
+        FallbackNeededError: a value has an unusual encoding.
+    """
+    numbers = range(len(KINDS) + 1)
+    if len(kinds) < _MANY:
+        counts: list[int] = np.bincount(kinds, minlength=_UNUSUAL + 1)[: len(numbers)].tolist()
+    else:  # `bincount` would widen all of them first
+        counts = [int(np.count_nonzero(kinds == kind)) for kind in numbers]
+    if sum(counts) != len(kinds):
+        raise FallbackNeededError
+    return counts
+
+
 class AnyValues:
     """
     A column of values. `field` returns one arm, with null where a value has another one.
@@ -142,9 +161,7 @@ class AnyValues:
     def __init__(self, wire: Wire, starts: np.ndarray, ends: np.ndarray) -> None:
         self._wire, self._starts, self._ends = wire, starts, ends
         self.kinds = _KIND_OF_TAG.take(wire.raw.take(starts)) * (ends > starts)
-        self._counts = np.bincount(self.kinds, minlength=_UNUSUAL + 1)
-        if self._counts[_UNUSUAL]:
-            raise FallbackNeededError
+        self._counts = _counted(self.kinds)
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -229,11 +246,9 @@ class AnyValues:
 class KernelValues(AnyValues):
     """The same column of values, decoded by the compiled kernel."""
 
-    def __init__(self, data: Any, starts: Any, ends: Any, kinds: np.ndarray) -> None:
+    def __init__(self, data: Any, starts: np.ndarray, ends: np.ndarray, kinds: np.ndarray) -> None:
         self._data, self._places, self.kinds = data, (starts, ends), kinds
-        self._counts = np.bincount(kinds, minlength=_UNUSUAL + 1)
-        if self._counts[_UNUSUAL]:
-            raise FallbackNeededError
+        self._counts = _counted(kinds)
 
     def field(self, name: str) -> pa.Array:
         """
@@ -242,9 +257,14 @@ class KernelValues(AnyValues):
         Raises:
             FallbackNeededError: a value has an unusual encoding, or a string is not UTF-8.
         """
-        if not self.has(name):
+        count = self._counts[KINDS[name]]
+        if not count:
             return pa.nulls(len(self), _TYPES[name])
         if name not in _WIRE_TYPES:
+            if self._is_rare(count):
+                there = self.kinds == KINDS[name]
+                rows = np.flatnonzero(there)
+                return placed(self._bytes(name, rows), there, rows)
             return self._gathered(name, keeps_rows=True)
         found = KERNEL.gather_numbers(self._data, *self._places, self.kinds, KINDS[name], _FORMS[name])
         if found is None:
@@ -253,7 +273,14 @@ class KernelValues(AnyValues):
         buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(content)]
         return pa.Array.from_buffers(_TYPES[name], len(self), buffers)
 
-    def _bytes(self, name: str, rows: np.ndarray) -> pa.Array:  # noqa: ARG002 - the kernel finds the rows
+    def _is_rare(self, count: int) -> bool:
+        return count * _RARE < len(self) >= _MANY
+
+    def _bytes(self, name: str, rows: np.ndarray) -> pa.Array:
+        if self._is_rare(len(rows)):
+            starts, ends = self._places
+            picked = KernelValues(self._data, starts.take(rows), ends.take(rows), self.kinds.take(rows))
+            return picked._gathered(name, keeps_rows=False)
         return self._gathered(name, keeps_rows=False)
 
     def _gathered(self, name: str, *, keeps_rows: bool) -> pa.Array:
@@ -261,7 +288,7 @@ class KernelValues(AnyValues):
         if found is None:
             raise FallbackNeededError
         valid, offsets, content = found
-        rows = len(self) if keeps_rows else int(self._counts[KINDS[name]])
+        rows = len(self) if keeps_rows else self._counts[KINDS[name]]
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
         if name == "string_value":
             checked_text(pa.Array.from_buffers(pa.binary(), rows, buffers))
@@ -314,7 +341,7 @@ def key_values_in_kernel(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
     offsets, content, kinds, starts = found
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
     keys = checked_text(pa.Array.from_buffers(pa.binary(), len(messages), buffers))
-    return keys, KernelValues(data, starts, places[1:], np.frombuffer(kinds, np.uint8))
+    return keys, KernelValues(data, np.frombuffer(starts, np.int32), places[1:], np.frombuffer(kinds, np.uint8))
 
 
 key_values = key_values_in_python if KERNEL is None else key_values_in_kernel

@@ -195,7 +195,9 @@ def hex_ids(values: pa.Array) -> pa.Array:
     raw = np.frombuffer(data, np.uint8)[start:end] if data is not None and end > start else np.zeros(0, np.uint8)
     doubled = pa.py_buffer((offsets - start) * np.int32(2))
     unset = _without_bits(raw, offsets - start)
-    return pa.Array.from_buffers(pa.string(), len(values), [_nulls_where(unset), doubled, pa.py_buffer(hexlify(raw))])
+    return pa.Array.from_buffers(
+        pa.string(), len(values), [_nulls_where(unset), doubled, pa.py_buffer(hexlify(raw.data))]
+    )
 
 
 def _without_bits(raw: np.ndarray, offsets: np.ndarray) -> np.ndarray:
