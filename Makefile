@@ -27,7 +27,7 @@ SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 TWIN_INPUTS ?= 500
 
-.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-early test-spark test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
+.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-sealed test-spark test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -90,8 +90,8 @@ test-soak: $(READY) ## producers, subscribers and kills for ten minutes a varian
 	$(BIN)/python -m pytest -m soak --soak-seconds $(SOAK_SECONDS) --delivery-seconds $(DELIVERY_SECONDS) \
 		-o faulthandler_timeout=0
 
-test-early: $(READY) $(KERNEL) ## the tests of stores, crashes, models and deliveries with bundles delivered before they are sealed
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --deliver-unsealed tests/store tests/crash tests/model \
+test-sealed: $(READY) $(KERNEL) ## the tests of stores, crashes, models and deliveries without delivery before the seal
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --deliver-sealed tests/store tests/crash tests/model \
 		tests/delivery tests/exporters tests/receivers $(PYTEST_ARGS)
 
 test-etcd: $(READY) build/bin/etcd ## metadata on a real etcd, built from source (needs Go)

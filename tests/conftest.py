@@ -53,16 +53,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--strace-stride", type=int, default=1, help="fail every n-th system call only")
     group.addoption("--fast", action="store_true", help="leave out tests that need Java, and tests/long_modules.txt")
     group.addoption("--spark", action="store_true", help="run only tests/spark and other tests that need Spark")
-    group.addoption("--deliver-unsealed", action="store_true", help="as if that option of a store were on by default")
+    group.addoption(
+        "--deliver-sealed", action="store_true", help="as if `deliver_unsealed` of a store were off by default"
+    )
     group.addoption("--workers", type=int, default=2, help="processes that share the crash states")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast"):
         settings.load_profile("fast")
-    if config.getoption("--deliver-unsealed"):
+    if config.getoption("--deliver-sealed"):
         # Programs that tests start, except by a fork, keep the default.
-        defaults = {field.name: field.default for field in dataclasses.fields(Settings)} | {"deliver_unsealed": True}
+        defaults = {field.name: field.default for field in dataclasses.fields(Settings)} | {"deliver_unsealed": False}
         Settings.__init__.__defaults__ = tuple(defaults.values())  # type: ignore[attr-defined]
 
 

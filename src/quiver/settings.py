@@ -167,7 +167,7 @@ class Settings:
     steady_state_headroom_bytes: int = 0
     progress_damage: DamagePolicy = "restart_earliest"
     orphan_age_s: float | None = None
-    deliver_unsealed: bool = False
+    deliver_unsealed: bool = True
     audit_bytes_max: int | None = None
     cold_objects: ObjectLocation | None = None
     cold_local_bytes: int | None = None

@@ -82,7 +82,8 @@ class EarlyDelivery:
 
     def publish(self) -> None:
         """
-        Deliver the bundles of the open segment from now on, if they are not delivered yet.
+        Deliver the bundles of the open segment from now on, if they are not delivered yet and this process has
+        subscribers.
 
         Raises:
             OSError: the disk refused; the next call tries again, and until then bundles are delivered when sealed.
@@ -90,6 +91,8 @@ class EarlyDelivery:
         context, sealing = self._context, self._context.sealing
         if not self._is_enabled or sealing.next_seq <= sealing.delivered_through:
             return
+        if self._is_logged and not context.subscribers.unsealed.is_wanted():
+            return  # memory of segments that are not delivered is reused, and no file lists them
         with context.subscribers.table.files_lock:
             with context.lock:
                 unsealed = sealing.unsealed
@@ -100,6 +103,8 @@ class EarlyDelivery:
             if self._is_logged:
                 self._listed[unsealed.seq] = UnsealedSegment(unsealed.seq, position, sequence)
                 self._write(self._content())
+            else:
+                context.catalog.keep_floor(unsealed.seq + 1)
             # Crash before: the number may be used again, which is harmless: nothing was delivered under it.
             with context.lock:
                 is_open = sealing.unsealed is unsealed

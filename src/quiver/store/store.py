@@ -272,6 +272,8 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
             self._claims.arrivals = self._early
             self._claims.load, self._claims.load_run = self._early.load, self._early.load_run
             self._subscribers.save_early, self._subscribers.seal = self._early.save_locked, self.seal
+            if self._logging:  # otherwise it writes a file that is written under the maintenance lock
+                self._subscribers.publish = self._early.publish
         self._cleanup = Cleanup(context, ledger, self._early, on_reserve=self._on_reserve)
         self._sealer = Sealer(context, self._cleanup, self._early)
         self._admission = Admission(context, self._cleanup, self._capacity, self._sealer)

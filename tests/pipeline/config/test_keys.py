@@ -410,7 +410,7 @@ STORE = {
     "retention.max_age": "9h", "retention.max_retain_after_ingestion_hours": 9, "retention.delete_grace": "9s",
     "retention.steady_state_headroom": "9MiB", "subscriber.on_corrupt_progress": "fail",
     "subscriber.orphan_max_age": "9h", "subscriber.audit.max_size": "9MiB",
-    "subscriber.deliver_unsealed": True, "maintain_interval": "9s",
+    "subscriber.deliver_unsealed": False, "maintain_interval": "9s",
     "cold.objects": "file:///cold", "cold.local_size": "9MiB", "cold.local_age": "9s", "cold.max_age": "9h",
     "cold.keep_finished": "9s",
 }  # fmt: skip

@@ -453,7 +453,7 @@ def test_a_segment_has_at_most_as_many_bundles_as_progress_can_store() -> None:
 def test_maintenance_seals_by_age(fs: CrashFileSystem) -> None:
     """Only ingest checked the age of the open segment: the last bundles of a burst were never delivered."""
     clock = ManualClock()
-    with opened(fs, clock, segment_open_s_max=5.0, segment_bytes_max=9_000) as store:
+    with opened(fs, clock, segment_open_s_max=5.0, segment_bytes_max=9_000, deliver_unsealed=False) as store:
         fill(store, range(2))
         clock.advance(4)
         store.maintain()

@@ -12,6 +12,7 @@ from quiver.settings import Settings
 from quiver.store.early_delivery import WAIT_S_MAX
 from quiver.store.format.names import EARLY_PROGRESS
 from quiver.store.segment.writer import write_segment
+from quiver.store.snapshots.snapshot import restore, snapshot
 from quiver.store.subscribers.progress_store import create_if_missing
 from quiver.store.subscribers.state import Segments
 from quiver.testing.clock import ManualClock
@@ -394,6 +395,51 @@ def test_a_crash_at_any_step_loses_nothing_and_repeats_nothing_that_was_saved(fs
                 assert not missing, f"{label}: {name} misses {missing}"
 
 
+def test_without_a_log_a_number_is_not_used_again_after_a_crash(fs):
+    """The bundles are lost, but may have been delivered: another one must not get their address."""
+    store = opened(fs, durability="segment_only")
+    subscriber = store.register("s", start="earliest")
+    fill(store, [0])
+    with subscriber.next_bundle(timeout=0) as handle:
+        lost = handle.ref
+    crashed = fs.clone_after_crash(1)
+    with opened(crashed, durability="segment_only") as again:
+        fill(again, [1])
+        with again.register("s").next_bundle(timeout=0) as handle:
+            assert number_of(handle.bundle) == 1
+            assert handle.ref.segment > lost.segment
+
+
+def test_without_subscribers_of_this_process_nothing_is_listed(fs):
+    """A program that only ingests writes no file for each segment; the first subscriber gets the open segment."""
+    with opened(fs) as store:
+        fill(store, [0])
+        store.maintain()
+        assert not fs.exists(f"{ROOT}/{EARLY_PROGRESS}")
+        subscriber = store.register("s", start="earliest")
+        assert acknowledge(subscriber) == [0]
+        assert not len(store.internals.catalog)
+
+
+@pytest.mark.parametrize("identity", [None, "8e7dbf9c-7b1c-4f11-9d4e-5a0c2d3e4f50"])
+def test_a_restored_snapshot_does_not_deliver_again(fs, identity):
+    """Bundles that were resolved before the copy stay resolved, under other numbers; the rest is delivered."""
+    with opened(fs) as store:
+        subscriber = store.register("s", start="earliest")
+        fill(store, [0, 1])
+        store.seal()
+        fill(store, range(2, 6))
+        assert acknowledge(subscriber, 4) == [0, 1, 2, 3]
+        store.maintain()
+        snapshot(fs, ROOT, "/copy", now_ns=10**18)
+        restore(fs, "/copy", "/restored", identity=identity)
+        assert acknowledge(subscriber) == [4, 5]
+    with quiver.open("/restored", store.settings, fs=fs, background=False) as again:
+        assert drain(again, "s") == [4, 5]
+        fill(again, [6])
+        assert drain(again, "s") == [6]
+
+
 @pytest.mark.parametrize("damage", [b"", b"QUIVER\0E", b"\xff" * 100], ids=["empty", "short", "ones"])
 def test_damaged_early_progress_delivers_again(fs, damage):
     """The damaged bytes are kept."""
@@ -418,7 +464,7 @@ def test_the_option_can_be_turned_off(fs):
     assert drain(store, "s", 2) == [0, 1]
     store.maintain()
     crashed = fs.clone_after_kill()
-    with open_small(crashed) as store:
+    with open_small(crashed, deliver_unsealed=False) as store:
         store.seal()
         assert drain(store, "s") == [2]
         fill(store, [3])

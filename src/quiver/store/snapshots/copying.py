@@ -4,6 +4,7 @@ Copies one store while a writer may have it open, for `quiver.store.snapshots.sn
 The writer continues meanwhile, so files are taken in this order::
 
     1  committed batches of Spark sinks   in `incoming/`: a batch that leaves it becomes a segment, which 4 then has
+    1b early progress                     before 2 to 6: what it has as resolved is so in it, in 3 or in 6
     2  the log: the active file up to its last complete entry, then the retired files
     3  the cursor                         never ahead of what 2 has, or everything below it is sealed
     4  segments                           all that the cursor covers exist, or were deleted: every subscriber had them
@@ -19,7 +20,8 @@ only after its failed bundles are in 8 or 9.
 
 A bundle sealed between 2 and 4 is in both; recovery recognizes it by its sequence number. A batch of a sink imported
 between 1 and 4 is recognized by its inode and kept as a segment only. Progress may name a segment that was sealed after
-4: that claim is withdrawn, because its bundles are in 2 and get another number.
+4: that claim is withdrawn, because its bundles are in 2 and get another number. Segments of the early progress that 4
+does not have get numbers above all others: the writer may have used higher ones before 6.
 """
 
 from __future__ import annotations
@@ -42,6 +44,12 @@ from quiver.store.cold.files import ColdFiles
 from quiver.store.cores.instances import is_store
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor, encode_cursor
+from quiver.store.format.early_progress import (
+    EARLY_BYTES_MAX,
+    EarlyProgress,
+    decode_early_progress,
+    encode_early_progress,
+)
 from quiver.store.format.floor import encode_floor
 from quiver.store.format.names import (
     AUDIT_PREVIOUS,
@@ -49,6 +57,7 @@ from quiver.store.format.names import (
     CURSOR_NAME,
     DEAD_LETTER_DIR,
     DROP_LEDGER,
+    EARLY_PROGRESS,
     QUARANTINE_DIR,
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
@@ -68,6 +77,7 @@ from quiver.store.format.snapshot_list import SnapshotFile, is_listable
 from quiver.store.reading.check import SMALL_FILE_BYTES_MAX
 from quiver.store.reading.store_files import StoreFiles
 from quiver.store.segment.reader import SegmentReader
+from quiver.store.snapshots.early_numbers import renumbered
 from quiver.store.staged_import import writer_commits
 from quiver.store.subscribers.orphaned_progress import without_missing
 from quiver.store.subscribers.progress_store import find_subscribers
@@ -134,6 +144,7 @@ class StoreCopy:
         for directory in (WAL_DIR, SEGMENTS_DIR):
             self._fs.make_dirs(f"{self._into}/{directory}")
         self._committed_batches()
+        early = self._early_progress()
         self._log()
         cursor = self._cursor()
         self._segments()
@@ -146,6 +157,9 @@ class StoreCopy:
             self._small(skip_ledger_name(subscriber))
             self._progress(progress_name(subscriber))
         self._write_floor()
+        if early.segments:
+            early = renumbered(early, self._floor, segment_numbers(self._fs.list_dir(f"{self._into}/{SEGMENTS_DIR}")))
+            self._write(EARLY_PROGRESS, encode_early_progress(early))
         self._quarantined()
         self._small(STORE_ID)
 
@@ -253,6 +267,11 @@ class StoreCopy:
         size = self._fs.stat(f"{self._into}/{name}").size_bytes
         self._done.linked_bytes += size if linked else 0
         self.files.append(SnapshotFile(name, size, None))
+
+    def _early_progress(self) -> EarlyProgress:
+        path = f"{self._root}/{EARLY_PROGRESS}"
+        found = read_if_valid(self._fs, path, decode_early_progress, EARLY_BYTES_MAX)
+        return found or EarlyProgress()
 
     # 2.
 

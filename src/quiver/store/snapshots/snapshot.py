@@ -29,14 +29,17 @@ from quiver.errors import CorruptionError, UsageError
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.copying import checksum_of, copy_file, link_or_copy
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.small_file import read_checked
+from quiver.primitives.small_file import read_checked, read_if_valid
 from quiver.store.cores.instances import instance_roots
+from quiver.store.format.early_progress import EARLY_BYTES_MAX, decode_early_progress, encode_early_progress
 from quiver.store.format.names import (
+    EARLY_PROGRESS,
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
     STORE_ID,
     parse_segment_name,
     parse_wal_rotated_name,
+    segment_numbers,
 )
 from quiver.store.format.snapshot_list import (
     SNAPSHOT_LIST,
@@ -51,6 +54,7 @@ from quiver.store.reading.check import check_store
 from quiver.store.reading.store_files import StoreFiles
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.snapshots.copying import Copied, StoreCopy
+from quiver.store.snapshots.early_numbers import renumbered
 from quiver.store.snapshots.new_directory import begin_directory, finish_directory
 
 __all__ = [
@@ -317,7 +321,9 @@ def restore_parts(
                     replace_file(fs, path, f"{identities[old]}\n".encode())
             elif posixpath.basename(path) == SEGMENT_FLOOR and moves_on:
                 root = posixpath.dirname(posixpath.dirname(path))
-                skip_numbers(fs, root, number_beyond(StoreFiles(fs, root).floor().value, clock))
+                floor = number_beyond(StoreFiles(fs, root).floor().value, clock)
+                skip_numbers(fs, root, floor)
+                _move_early_progress(fs, root, floor)
     for place, partial in partials.items():
         if not place.startswith(f"{CHECKPOINTS_DIR}/"):
             for root in instance_roots(fs, partial):
@@ -329,6 +335,14 @@ def restore_parts(
     for place in reversed(list(targets)):
         finish_directory(fs, partials[place], targets[place])
     return done
+
+
+def _move_early_progress(fs: FileSystem, root: str, floor: int) -> None:
+    path = f"{root}/{EARLY_PROGRESS}"
+    early = read_if_valid(fs, path, decode_early_progress, EARLY_BYTES_MAX)
+    if early is not None:
+        sealed = segment_numbers(fs.list_dir(f"{root}/{SEGMENTS_DIR}"))
+        replace_file(fs, path, encode_early_progress(renumbered(early, floor, sealed)))
 
 
 def _copy_back(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
 from quiver.bundle import BundleRef
+from quiver.errors import StoreFailedError
 from quiver.lazy_names import warn_renamed
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.store.subscribers.claims import WAIT_S_MAX, BundleHandle, Claims
@@ -219,7 +221,7 @@ class SubscriberCalls:
 
         Args:
             subscriber_id: 1 to 64 of ``A-Za-z0-9_-``.
-            start: "latest" (bundles sealed from now on), "earliest", a segment number, or an aware datetime.
+            start: "latest" (bundles that are not sealed yet), "earliest", a segment number, or an aware datetime.
             order: "oldest" first; "newest" first, with every fourth bundle from the old end; or "round_robin", one
                 bundle of each segment in turn. It is not stored: pass it at each registration.
 
@@ -228,7 +230,10 @@ class SubscriberCalls:
             StoreFailedError: the directory was moved; open it at its new path.
             StoreClosedError: the store was closed.
         """
-        return Subscriber(self._subscribers, self._subscribers.register(subscriber_id, start, order=order))
+        record = self._subscribers.register(subscriber_id, start, order=order)
+        with contextlib.suppress(OSError, StoreFailedError):  # maintenance retries and reports it
+            self._subscribers.publish()
+        return Subscriber(self._subscribers, record)
 
     def unregister(self, subscriber_id: str) -> int:
         """

@@ -89,6 +89,8 @@ class Subscribers:
         """Raises if the directory was moved: another store's files may be at its path."""
         self.save_early: Callable[[str | None], object] = lambda _without: None
         """Writes what was resolved of unsealed bundles, without one subscriber; called under the lock of the files."""
+        self.publish: Callable[[], None] = lambda: None
+        """Delivers the bundles of the open segment from now on."""
         self.seal: Callable[[], None] = lambda: None
         """Seals the open segment."""
         self._observer = observer

@@ -17,6 +17,11 @@ class UnsealedProgress:
         self._claims = claims
         self._condition = table.condition
 
+    def is_wanted(self) -> bool:
+        """Return whether this process has registered a subscriber."""
+        with self._condition:
+            return any(record.is_registered for record in self._table.records.values())
+
     def are_all_owned(self) -> bool:
         """Return whether there are subscribers, and this process owns all of them."""
         with self._condition:
