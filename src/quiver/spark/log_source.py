@@ -323,8 +323,10 @@ class UnlimitedStreamReader(_StreamTasks, DataSourceStreamReader):
     """
     The source of a streaming query in a PySpark without limits: each batch ends where the log ends.
 
-    Spark does not tell `latestOffset` where the batch starts, so a batch is confirmed only while Spark plans the next
-    one. The last batch of a query stays unconfirmed until the query runs again.
+    Spark does not tell `latestOffset` where the batch starts, so a batch is confirmed only by `commit`, which Spark
+    calls while it plans the next one. The last batch of a query stays unconfirmed until the query runs again.
+    `partitions` must not confirm its start: after a restart, Spark calls it for an empty range at the end of a batch
+    that is not committed.
     """
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -335,17 +337,6 @@ class UnlimitedStreamReader(_StreamTasks, DataSourceStreamReader):
         """Return the end of the log."""
         # The confirmed position is never after the checkpoint's, so nothing is confirmed or skipped here.
         return self._log.latest(self._log.initial(), unlimited=True)
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
-        """
-        Return one partition per task for the batch from *start* to before *end*, and confirm everything before *start*.
-
-        Raises:
-            DataLossError: data after *start* is missing, or the checkpoint belongs to another log.
-        """
-        # Spark states the start only here. It is the end of a committed batch.
-        self._log.latest(start, unlimited=True)
-        return super().partitions(start, end)
 
 
 class RefusedStream(DataSourceStreamReader):

@@ -266,9 +266,10 @@ def test_register_adds_every_format():
 @pytest.mark.parametrize("option", ["subscriber", "maxBundlesPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger"])
 def test_a_batch_read_refuses_the_options_of_a_stream(store, option):
     store.rows(1)
-    source = QuiverDataSource({"path": store.root, "slot": "30", option: "5"})
+    given = {"path": store.root, "slot": "30"}
+    schema = QuiverDataSource(given).schema()
     with pytest.raises(UsageError, match=f"{option} has no effect in a batch read"):
-        source.reader(source.schema())
+        QuiverDataSource({**given, option: "5"}).reader(schema)
 
 
 def test_a_checkpoint_from_a_backup_is_refused(spark, store, tmp_path):
