@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cold_rig import bundle_of
+from store_cold_rig import LIST, Rig, bundle_of, listed
 
 import quiver
 from counting_proxy import CountingProxy
@@ -48,6 +49,42 @@ def test_a_segment_costs_one_put_and_one_head(tmp_path: Path, s3_server: S3Serve
         assert store.stats()["cold"]["segments"] == 2 * SEGMENTS
         assert proxy.requests == Counter({"PUT": SEGMENTS, "HEAD": SEGMENTS + 1})
         assert proxy.received_bytes == 0
+
+
+def test_a_change_is_appended_to_the_list() -> None:
+    """The list is written completely with the first change after opening, and then after many changes."""
+    rig = Rig()
+    with rig.open() as store:
+        rig.fill(store, 1)
+        store.maintain()
+        inode = rig.fs.stat(LIST).inode
+        sizes = []
+        for _ in range(3):
+            rig.fill(store, 1)
+            store.maintain()
+            sizes.append(rig.fs.stat(LIST).size_bytes)
+        assert rig.fs.stat(LIST).inode == inode
+        assert [after - before for before, after in itertools.pairwise(sizes)] == [4 * 96] * 2
+        assert list(listed(rig.fs).values()) == ["verified"] * 4
+    with rig.open() as store:
+        rig.fill(store, 1)
+        store.maintain()
+        assert rig.fs.stat(LIST).inode != inode
+        assert list(listed(rig.fs).values()) == ["verified"] * 5
+
+
+def test_the_list_is_written_again_after_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the file does not grow without end."""
+    monkeypatch.setattr("quiver.store.cold.register._CHANGES_MIN", 10)
+    rig = Rig()
+    with rig.open() as store:
+        subscriber = store.register("one", start="earliest")
+        rig.fill(store, 1, each=1)
+        for _ in range(40):
+            rig.fill(store, 1, each=1)
+            subscriber.next_bundle(timeout=0).ack()
+            store.maintain()
+            assert rig.fs.stat(LIST).size_bytes < 200 + 96 * 2 * 11 + 80 * len(listed(rig.fs))
 
 
 def test_finished_segments_are_deleted_in_one_request(

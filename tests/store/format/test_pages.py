@@ -42,7 +42,7 @@ STRUCTS = {
     "cores": ["SIDECAR"],
     "room": ["SIDECAR"],
     "retry-set": ["RETRY_HEADER", "RETRY_ENTRY"],
-    "cold-list": ["COLD_HEADER", "COLD_ENTRY"],
+    "cold-list": ["COLD_HEADER", "COLD_ENTRY", "COLD_CHANGE"],
 }
 LIMITS = {
     "wal": 2,
@@ -55,7 +55,7 @@ LIMITS = {
     "cores": 1,
     "room": 0,
     "retry-set": 4,
-    "cold-list": 3,
+    "cold-list": 4,
 }
 EXAMPLES = {
     "wal": 1,

@@ -7,14 +7,17 @@ entry is `verified` on disk before the local file may be removed, and changed ag
     sent ──▶ object created, compared ──▶ verified ──▶ local file may be removed
     verified ──▶ segment finished or dropped: `sent` again ──▶ object removed ──▶ entry removed
 
+A change is appended to the list. After many changes, and with the first one after opening, the list is written again.
+
 A mark in the root is created after the list and removed before it: if only the mark exists, the list was lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quiver.errors import SettingsError
@@ -23,9 +26,12 @@ from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cold.location import load_cold_list, location_from_list, mark_path
 from quiver.store.format.cold_list import (
+    COLD_CHANGES_MAX,
+    ColdChange,
     ColdList,
     ColdSegment,
     ColdState,
+    encode_cold_changes,
     encode_cold_list,
 )
 from quiver.store.format.names import COLD_LIST, COLD_MARK, segment_name
@@ -37,6 +43,26 @@ _WHAT_TO_DO = (
     "it lists the segments that are only in the object tier. Open the store with cold.objects to rebuild it from the "
     f"objects, restore a copy of the file, or move it and {COLD_MARK} away to continue without those segments"
 )
+
+
+_CHANGES_MIN = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Written:
+    """The file as this process wrote it: the checksum of its list, its length, and the number of changes."""
+
+    crc32: int
+    size_bytes: int
+    changes: int
+
+
+def _apply(entries: dict[int, ColdSegment], changes: Iterable[ColdChange]) -> None:
+    for change in changes:
+        if change.is_removal:
+            entries.pop(change.entry.seq, None)
+        else:
+            entries[change.entry.seq] = change.entry
 
 
 def cold_segment(info: SegmentInfo, checksum: int, state: ColdState) -> ColdSegment:
@@ -94,10 +120,11 @@ class ColdRegister:
         self._path = f"{directory}/{COLD_LIST}"
         self._mark = mark_path(directory)
         self._is_marked: bool | None = None
+        self._written: _Written | None = None
         self._lock = threading.Lock()
         self._entries = {entry.seq: entry for entry in entries}
         self._unverified = {entry.seq for entry in self._entries.values() if entry.state != "verified"}
-        self._is_dirty = False
+        self._changed: set[int] = set()
 
     @classmethod
     def load(cls, fs: FileSystem, directory: str, location: Mapping[str, Any] | None) -> ColdRegister:
@@ -148,6 +175,11 @@ class ColdRegister:
         entry = self._entries.get(seq)
         return entry is not None and entry.state == "verified"
 
+    def first_verified(self) -> ColdSegment | None:
+        """Return any verified entry, or None."""
+        with self._lock:
+            return next((entry for entry in self._entries.values() if entry.state == "verified"), None)
+
     def entries(self) -> list[ColdSegment]:
         """Return all entries, ascending."""
         with self._lock:
@@ -169,7 +201,7 @@ class ColdRegister:
             OSError: the disk reported an error; the register is unchanged.
         """
         with self._lock:
-            self._write(self._entries | {entry.seq: entry})
+            self._change([ColdChange(entry)])
 
     def replace_all(self, entries: Iterable[ColdSegment]) -> None:
         """
@@ -192,7 +224,8 @@ class ColdRegister:
         with self._lock:
             is_needed = any(self.is_verified(seq) for seq in removed)
             invariant(not is_needed, "the list keeps the entry of every object that exists")
-            self._write({seq: entry for seq, entry in self._entries.items() if seq not in removed})
+            known = (self._entries.get(seq) for seq in sorted(removed))
+            self._change([ColdChange(entry, is_removal=True) for entry in known if entry is not None])
 
     def mark_unverified(self, seqs: Iterable[int], state: ColdState = "sent") -> None:
         """Mark deleted segments as unverified, so that their objects can be removed. Durable after the next `keep`."""
@@ -202,7 +235,7 @@ class ColdRegister:
                 if entry is not None and entry.state != state:
                     self._entries[seq] = dataclasses.replace(entry, state=state)
                     self._unverified.add(seq)
-                    self._is_dirty = True
+                    self._changed.add(seq)
 
     def keep(self) -> None:
         """
@@ -212,14 +245,56 @@ class ColdRegister:
             OSError: the disk reported an error; call again.
         """
         with self._lock:
-            if self._is_dirty:
-                self._write(self._entries)
+            if self._changed:
+                self._change([])
+
+    def _change(self, changes: Sequence[ColdChange]) -> None:
+        """Make *changes*, and those of `mark_unverified`, durable: at the end of the file, or in a new one."""
+        wanted = [ColdChange(self._entries[seq]) for seq in sorted(self._changed)] + list(changes)
+        after = {change.entry.seq: change for change in wanted}
+        removed = sum(change.is_removal for change in after.values())
+        written = self._written
+        is_last = removed == len(self._entries)
+        if is_last or written is None or self._is_due(written, len(wanted)) or not self._append(written, wanted):
+            entries = dict(self._entries)
+            _apply(entries, wanted)
+            self._write(entries)
+            return
+        _apply(self._entries, wanted)
+        self._changed.clear()
+        for change in wanted:
+            if change.is_removal or change.entry.state == "verified":
+                self._unverified.discard(change.entry.seq)
+            else:
+                self._unverified.add(change.entry.seq)
+
+    def _append(self, written: _Written, changes: Sequence[ColdChange]) -> bool:
+        """Append *changes* to the file, durably; return False if it is not the one that this process wrote."""
+        self._written = None  # after an error the end of the file is unknown: the next call writes a new one
+        data = encode_cold_changes(changes, number=written.changes + 1, list_crc32=written.crc32)
+        try:
+            file = self._fs.open_write(self._path)
+        except FileNotFoundError:
+            return False
+        with contextlib.closing(file):
+            if file.size() != written.size_bytes:
+                return False
+            file.pwrite(data, written.size_bytes)
+            file.sync_data()
+        self._written = _Written(written.crc32, written.size_bytes + len(data), written.changes + len(changes))
+        return True
+
+    def _is_due(self, written: _Written, more: int) -> bool:
+        """Return whether to write the list again: after so many changes that the cost for each of them is small."""
+        return written.changes + more > min(max(_CHANGES_MIN, len(self._entries)), COLD_CHANGES_MAX)
 
     def _write(self, entries: dict[int, ColdSegment]) -> None:
+        self._written = None
         if entries:
             data = encode_cold_list(ColdList(self.location, tuple(entries.values())))
             replace_file(self._fs, self._path, data)
             self._make_mark()
+            self._written = _Written(int.from_bytes(data[-4:], "little"), len(data), 0)
         else:
             # The mark first: a mark without a list means that the list was lost.
             remove_durably(self._fs, [self._mark])
@@ -227,7 +302,7 @@ class ColdRegister:
             remove_durably(self._fs, [self._path])
         self._entries = entries
         self._unverified = {seq for seq, entry in entries.items() if entry.state != "verified"}
-        self._is_dirty = False
+        self._changed = set()
 
     def _make_mark(self) -> None:
         if self._is_marked is None:

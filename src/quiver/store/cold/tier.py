@@ -150,7 +150,7 @@ class ColdTier:
 
     def _require_place(self, tier: ObjectTier) -> None:
         """Check that the tier has the objects of earlier segments: uploads elsewhere would be missing there."""
-        verified = next((entry for entry in self._register.entries() if entry.state == "verified"), None)
+        verified = self._register.first_verified()
         if verified is not None:
             key = object_key(self._folder, verified)
             try:
