@@ -14,10 +14,12 @@ from time import process_time
 
 import numpy as np
 import pyarrow as pa
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from quiver.aof.format import record
 from quiver.aof.format.record import RecordScan, encode_record
 from quiver.otap.any_values import KINDS, AnyValues, key_values_in_kernel, key_values_in_python
+from quiver.otap.request_times import times_by_protobuf, times_in_kernel
 from quiver.otap.wire_schema import narrow_handler
 from quiver.primitives.kernel import KERNEL, describe_kernel
 from quiver.qwp.tables import objects_in_kernel, objects_in_python
@@ -111,6 +113,28 @@ def attributes(rounds: int) -> None:
         compared(f"attributes of {label}", "record", len(messages) * repeats // 10, twins, rounds)
 
 
+def event_times(rounds: int) -> None:
+    """The range of event times in a request, which a seal records."""
+    for count in (1, 10, 100, 250):
+        request = ExportLogsServiceRequest.FromString(log_request(0))
+        records = request.resource_logs[0].scope_logs[0].log_records
+        del request.resource_logs[1:], request.resource_logs[0].scope_logs[1:], records[count:]
+        requests = pa.array([request.SerializeToString()])
+        repeats = 20_000 // count
+
+        def read(
+            times: Callable[[pa.Array, str], object], requests: pa.Array = requests, repeats: int = repeats
+        ) -> None:
+            for _ in range(repeats):
+                times(requests, "logs")
+
+        twins = {
+            "protobuf": lambda read=read: read(times_by_protobuf),
+            "compiled": lambda read=read: read(times_in_kernel),
+        }
+        compared(f"event times of {len(records)} records, {requests.nbytes} bytes", "request", repeats, twins, rounds)
+
+
 def text_objects(rounds: int) -> None:
     """A column of str objects of a data frame."""
     for label, distinct in (("3 distinct", 3), ("all distinct", 1_000_000)):
@@ -133,6 +157,7 @@ def main() -> int:
     record_scans(options.rounds)
     entries(options.rounds)
     attributes(options.rounds)
+    event_times(options.rounds)
     text_objects(options.rounds)
     return 0
 

@@ -1,12 +1,13 @@
 """
 Reduced OTLP message descriptors for decoders that write Arrow without objects.
 
-Everything is derived from the installed descriptors. There are two reductions of each:
+Everything is derived from the installed descriptors. There are three reductions of each:
 
 - *narrow*: enumerations as numbers, attributes and AnyValues as bytes. The encoding is the same, and the rest is not
   recursive.
 - *shell*: only the nesting of resources, scopes and items, with everything else as bytes. It is cheap to parse, shows
   how many rows a request has, and refuses excessive nesting on its own levels.
+- *times*: only the nesting down to log records, spans and data points, and their times.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 
 from quiver.otap.request_shapes import SHAPES
 
-__all__ = ["decode_compiled", "narrow_handler", "nested_handler", "shell_class"]
+__all__ = ["decode_compiled", "narrow_handler", "nested_handler", "shell_class", "times_class"]
 
 _AS_BYTES = frozenset({"KeyValue", "AnyValue"})
 
@@ -43,6 +44,17 @@ _SHELL_LEVELS = {
     "ExponentialHistogram": set(),
     "Summary": set(),
 }
+
+_TIMES = {
+    **{name: fields for name, fields in _SHELL_LEVELS.items() if fields},
+    "ScopeLogs": {"log_records"},
+    "LogRecord": {"time_unix_nano", "observed_time_unix_nano"},
+    "ScopeSpans": {"spans"},
+    "Span": {"start_time_unix_nano"},
+    **{kind: {"data_points"} for kind in ("Gauge", "Sum", "Histogram", "ExponentialHistogram", "Summary")},
+    **{f"{kind}DataPoint": {"time_unix_nano"} for kind in ("Number", "Histogram", "ExponentialHistogram", "Summary")},
+}
+"""Times: message → the fields that it keeps."""
 
 
 def decode_compiled(decode: Callable[[Any], pa.RecordBatch], messages: Any) -> pa.RecordBatch:
@@ -95,6 +107,12 @@ def nested_handler(message: str) -> Any:
 def shell_class(view: str) -> Any:
     """Return the message class that parses only the nesting of a request of *view*."""
     return message_factory.GetMessageClass(_derived(view, _shell))
+
+
+@cache
+def times_class(view: str) -> Any:
+    """Return the message class that parses only the times of a request's records."""
+    return message_factory.GetMessageClass(_derived(view, _only_times))
 
 
 def _derived(view: str, cut: Callable[[DescriptorProto], None]) -> Any:
@@ -151,6 +169,14 @@ def _shell(message: DescriptorProto) -> None:
     _keep(message, kept)
     if levels is None:
         del message.oneof_decl[:], message.nested_type[:]
+
+
+def _only_times(message: DescriptorProto) -> None:
+    kept = _TIMES.get(message.name, set())
+    _keep(message, [field for field in message.field if field.name in kept])
+    del message.nested_type[:]
+    if message.name != "Metric":
+        del message.oneof_decl[:]
 
 
 def _retype(field: FieldDescriptorProto, kind: FieldDescriptorProto.Type.ValueType) -> None:

@@ -16,12 +16,15 @@ from quiver.primitives.scan import Damage
 from quiver.store.format.segment.event_times import (
     EVENT_COLUMNS_KEY,
     EVENT_TIMES_KEY,
+    ITEM_COUNTS_KEY,
     NO_EVENTS,
     EventColumn,
     EventStream,
     decode_event_columns,
     decode_event_times,
+    decode_item_counts,
     encode_event_streams,
+    encode_item_counts,
 )
 from quiver.store.format.segment.file import StreamEntry
 from quiver.store.format.segment.manifest import Manifest, check_manifest, decode_manifest
@@ -146,3 +149,12 @@ def test_in_the_manifest():
     assert {stream: list(times) for stream, times in manifest.event_times(directory).items()} == {1: [1, 2, 3, 4]}
     fewer = tuple(StreamEntry(s.stream_id, s.slot, s.fingerprint, 0, 0, 0, 3) for s in directory)
     assert isinstance(check_manifest(manifest, fewer), Damage)
+
+
+def test_item_counts():
+    """They come back; without any there is no entry, and one that cannot be read is ignored."""
+    raw = encode_item_counts({3: 10, 0: 2**40})
+    assert decode_item_counts(raw) == {0: 2**40, 3: 10}
+    assert encode_item_counts({}) == decode_item_counts({}) == {}
+    for text in (b"", b"AAAA", packed([1], "q"), packed([0, -1], "q"), raw[ITEM_COUNTS_KEY][:-6]):
+        assert decode_item_counts({ITEM_COUNTS_KEY: text}) == {}

@@ -167,6 +167,7 @@ def test_directory_and_manifest_columns():
     written = [[field.name, str(field.type), "yes" if field.nullable else "no"] for field in DIRECTORY_SCHEMA]
     builder = segments.manifest_builder(item_counts=(1, 2, 3))
     builder.events = [EventStream(0, 0, (1, 2, 3, 4))]
+    builder.stream_items = {0: 5}
     metadata = dataclasses.replace(segments.METADATA, directory_crc32=1)
     schemas = {profile: pa.ipc.open_file(builder.encode(metadata, profile)).schema for profile in ("spec", "otap")}
     refs = schemas["spec"].field("slot_refs").type.value_type

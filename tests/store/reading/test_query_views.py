@@ -8,7 +8,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
-from query_stores import ROOT, opened
+from query_stores import ROOT, CountingFiles, opened
 
 import quiver
 from otlp_requests import LOGS, METRICS, TRACES, log_request, metric_request, otlp_bundle, span_request
@@ -16,6 +16,7 @@ from quiver.bundle import Bundle
 from quiver.errors import CorruptionError, StoreClosedError, UsageError
 from quiver.otap import from_otlp, view, view_schema
 from quiver.store.reading.read import read
+from quiver.store.segment.reader import SegmentReader
 
 NOON = int(datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()) * 10**9
 REQUESTS = {"logs": (LOGS, log_request), "spans": (TRACES, span_request), "metrics": (METRICS, metric_request)}
@@ -84,6 +85,58 @@ def test_a_range_of_ingestion_times_selects_bundles(by):
         recent = source.scan(view="logs", start=now - timedelta(seconds=3), by=by)
         assert times_of(recent) == [2, 3, 4, 5]
         assert times_of(source.scan(view="logs", end=now - timedelta(seconds=1), by=by)) == [0, 1, 2, 3, 4]
+    store.close()
+
+
+@pytest.mark.parametrize("signal", REQUESTS)
+def test_a_range_of_event_times_opens_no_other_segment(signal, monkeypatch):
+    """The range of each segment and of each bundle is recorded when the segment is sealed."""
+    store, disk, _ = filled(signal)
+    fs = CountingFiles(disk)
+    reader = read(ROOT, fs=fs)
+    reader.scan(view=signal)
+    fs.opened.clear()
+    decoded = []
+    bundle = SegmentReader.bundle
+    monkeypatch.setattr(
+        SegmentReader, "bundle", lambda self, index, *args: decoded.append(index) or bundle(self, index, *args)
+    )
+    scan = reader.scan(view=signal, start=NOON + 2, end=NOON + 3, by="event")
+    assert times_of(scan, signal) == [2]
+    assert fs.opened == {0: 1}
+    assert decoded == [1]
+    assert times_of(reader.scan(view=signal, start=NOON + 5, by="event"), signal) == [5]
+    assert fs.opened == {0: 1}
+    store.close()
+
+
+def test_a_segment_without_a_recorded_range_is_read_and_filtered(monkeypatch):
+    """An older version, another engine, or one request that cannot be read."""
+    with monkeypatch.context() as patch:
+        patch.setattr("quiver.store.segment.accumulator.stream_events", lambda *_: None)
+        store, disk, _ = filled()
+    assert [found.event_range_ns for found in read(ROOT, fs=disk).statistics()] == [None, None]
+    store.ingest(otlp_bundle(log_request(NOON + 9), b"\x0a\xff"))
+    store.seal()
+    last = read(ROOT, fs=disk).statistics()[-1]
+    assert (last.event_range_ns, last.items()) == (None, None)
+    scan = store.scan(view="logs", start=NOON + 1, end=NOON + 4, by="event")
+    assert times_of(scan) == [1, 2, 3]
+    assert len(scan.problems) == 1
+    store.close()
+
+
+def test_a_segment_has_the_range_and_the_number_of_its_items():
+    """Of all requests, next to the rows of other slots."""
+    store, disk, _ = filled()
+    store.ingest(otlp_bundle(metric_request(NOON + 7, NOON + 8), slot=METRICS))
+    store.ingest(Bundle({30: pa.record_batch({"id": [1, 2, 3]})}))
+    store.seal()
+    first, second, third = read(ROOT, fs=disk).statistics()
+    assert (first.event_range_ns, first.items()) == ((NOON, NOON + 2), 3)
+    assert (second.event_range_ns, second.items()) == ((NOON + 3, NOON + 4), 2)
+    assert (third.event_range_ns, third.items()) == ((NOON + 5, NOON + 8), 6)
+    assert third.streams[0].event_column == "data"
     store.close()
 
 

@@ -17,6 +17,7 @@ module               purpose
 `schemas.py`         whether Arrow IPC can carry a schema; where its dictionaries are (pure)
 `dictionaries.py`    dictionary batches → messages that share one dictionary, exactly (pure)
 `event_time.py`      the column of event times of a schema, and the range of each chunk (pure)
+`stream_events.py`   the event times and items of a stream, also of OTLP requests (pure)
 `accumulator.py`     bundles → streams, in memory; seal
 `log_backed.py`      large messages that stay in the log until their segment is written
 `pieced.py`          large messages of batches that cannot change, without a copy of their buffers

@@ -27,11 +27,10 @@ from quiver.store.format.segment.ipc_table import fixed_width, view_of
 from quiver.store.format.segment.manifest import ManifestBuilder, ManifestMetadata
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD, SLOT_HEAD
 from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
-from quiver.store.segment.event_time import chunk_ranges, event_column
 from quiver.store.segment.ipc_file import IpcFile, assemble
-from quiver.store.segment.log_backed import LogBackedMessage, loaded
-from quiver.store.segment.pieced import PiecedMessage
+from quiver.store.segment.log_backed import loaded
 from quiver.store.segment.schemas import check_schema
+from quiver.store.segment.stream_events import stream_events
 
 __all__ = [
     "EncodedRun",
@@ -158,7 +157,7 @@ class SealedStream:
     One stream as it is written to the file: its row of the directory, and its Arrow IPC file.
 
     `event_column` is the index of its column of event times, and `event_ranges` the earliest and the latest time of
-    each chunk; None and empty if it has no such column.
+    each chunk; None and empty if it has no such column. `item_count` is how many records its OTLP requests have.
     """
 
     slot: int
@@ -168,6 +167,7 @@ class SealedStream:
     file: IpcFile
     event_column: int | None = None
     event_ranges: Sequence[int] = ()
+    item_count: int | None = None
 
 
 class _Stream:
@@ -475,6 +475,9 @@ class SealedSegment:
             for number, stream in enumerate(self.streams())
             if stream.event_column is not None
         ]
+        builder.stream_items = {
+            number: stream.item_count for number, stream in enumerate(self.streams()) if stream.item_count is not None
+        }
         items = [] if item_count is None else self._items_of_all(item_count)
         builder.extend(slot_ids, streams, chunks, self._refs_end, self._ingested_at_ns, items)
         return builder
@@ -549,8 +552,7 @@ def _runs(stream: _Stream) -> list[SealedStream]:
     known = stream.stream_schema
     chunks = [_only_batch(chunk) for chunk in stream.chunks] if known.has_dictionaries else stream.chunks
     runs = encode_runs(known.schema, chunks) if known.has_dictionaries else [DictionaryRun((), chunks)]
-    column = event_column(known.schema)
-    ranges = None if column is None else _ranges(known.schema, column, chunks)
+    events = stream_events(stream.slot, known.schema, chunks)
     sealed = []
     start = 0
     for run in runs:
@@ -562,24 +564,13 @@ def _runs(stream: _Stream) -> list[SealedStream]:
                 row_count=sum(stream.row_counts[start:end]),
                 chunk_count=end - start,
                 file=assemble(bytes(known.schema_message), run.dictionaries, run.batches),
-                event_column=None if ranges is None else column,
-                event_ranges=() if ranges is None else ranges[2 * start : 2 * end],
+                event_column=None if events is None else events.column,
+                event_ranges=() if events is None else events.ranges[2 * start : 2 * end],
+                item_count=None if events is None else events.item_count,
             )
         )
         start = end
     return sealed
-
-
-def _ranges(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> Sequence[int] | None:
-    if not any(isinstance(chunk, LogBackedMessage | PiecedMessage) for chunk in chunks):
-        return chunk_ranges(schema, column, chunks)
-    ranges = array("q")
-    for chunk in chunks:  # large, so only one of them is in memory at a time
-        found = chunk_ranges(schema, column, [chunk.batch if isinstance(chunk, PiecedMessage) else loaded(chunk)])
-        if found is None:
-            return None
-        ranges.extend(found)
-    return ranges
 
 
 def _only_batch(stream: Any) -> pa.RecordBatch:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from quiver.store.format.segment.event_times import NO_EVENTS
 from quiver.store.format.segment.ipc_table import fixed_width
 
-__all__ = ["chunk_ranges", "event_column", "event_field", "is_event_type", "rows_between", "unit_ns"]
+__all__ = ["chunk_columns", "chunk_ranges", "event_column", "event_field", "is_event_type", "rows_between", "unit_ns"]
 
 _NAMES = ("time_unix_nano", "start_time_unix_nano", "event_time", "timestamp", "@timestamp", "time", "ts")
 _UNIT_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
@@ -64,7 +64,7 @@ def chunk_ranges(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> array
         column: index of the column of event times.
         chunks: record batches; or, for a schema without dictionaries, their messages.
     """
-    times = _times(schema, column, chunks)
+    times = chunk_columns(schema, column, chunks)
     step = unit_ns(schema.field(column).type)
     ranges = array("q", NO_EVENTS * len(times))
     rows = sum(map(len, times))
@@ -96,7 +96,8 @@ def _ends(chunks: Sequence[pa.Array]) -> list[int]:
     return ends
 
 
-def _times(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> list[pa.Array]:
+def chunk_columns(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> list[pa.Array]:
+    """Return one column of each chunk; *chunks* are as in `chunk_ranges`."""
     if not chunks or isinstance(chunks[0], pa.RecordBatch):
         return [batch.column(column) for batch in chunks]
     if sum(map(len, chunks)) >= _SMALL_MESSAGE_BYTES * len(chunks):

@@ -55,6 +55,7 @@ class StreamStatistics:
         event_column: the column of event times; None if none was recorded.
         event_min_ns: earliest event time, nanoseconds since the epoch; None if there is none.
         event_max_ns: latest event time.
+        item_count: how many records its OTLP requests have; None if it has other rows, or if that was not recorded.
     """
 
     stream_id: int
@@ -67,6 +68,7 @@ class StreamStatistics:
     event_column: str | None
     event_min_ns: int | None
     event_max_ns: int | None
+    item_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +111,12 @@ class SegmentStatistics:
 
         It is known if it was recorded, and if all data is in slots where a row is an item or belongs to one.
         """
-        return adapter.item_count(self.row_counts) if self.item_count is None else self.item_count
+        if self.item_count is not None:
+            return self.item_count
+        recorded = [stream.item_count for stream in self.streams if stream.item_count is not None]
+        of_requests = {stream.slot for stream in self.streams if stream.item_count is not None}
+        if any(stream.slot in of_requests and stream.item_count is None for stream in self.streams):
+            return None
+        rest = {slot: rows for slot, rows in self.row_counts.items() if slot not in of_requests}
+        others = adapter.item_count(rest) if rest or not recorded else 0
+        return None if others is None else sum(recorded) + others

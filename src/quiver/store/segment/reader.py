@@ -420,6 +420,7 @@ class SegmentReader:
                     event_column=names[event.column] if event is not None and event.column < len(names) else None,
                     event_min_ns=event.min_ns if event is not None and known else None,
                     event_max_ns=event.max_ns if event is not None and known else None,
+                    item_count=self.manifest.stream_items.get(stream_id),
                 )
             )
         counts = self.manifest.item_counts

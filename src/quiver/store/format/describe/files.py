@@ -298,6 +298,7 @@ def _describe_manifest(
                 "column": one.column,
                 "event_min_ns": one.min_ns if one.min_ns <= one.max_ns else None,
                 "event_max_ns": one.max_ns if one.min_ns <= one.max_ns else None,
+                "items": manifest.stream_items.get(one.stream_id),
             }
             for one in manifest.event_columns[:rows_max]
         ]

@@ -5,9 +5,10 @@ A sparse index of event times, as opposed to times of ingestion, in the manifest
 ``quiver.event_columns``   four numbers for each stream that has a column of event times:
                            stream id, index of the column, earliest and latest time of the stream
 ``quiver.event_times``     for the same streams, in order: earliest and latest time of each chunk
+``quiver.item_counts``     two numbers for each stream of OTLP requests: stream id, how many items it has
 =========================  =======================================================================
 
-Times are nanoseconds since the epoch. In a chunk or stream without any, the earliest time is above the latest. Both
+Times are nanoseconds since the epoch. In a chunk or stream without any, the earliest time is above the latest. All
 values are base64 of zlib of little-endian int64. The second is stored as wrapping differences: the first number, then
 what is added to it. zlib's own checksum covers them, so they can be trusted before the segment's checksum is computed.
 """
@@ -30,16 +31,20 @@ from quiver.store.format.wal_entry import SLOTS_MAX
 __all__ = [
     "EVENT_COLUMNS_KEY",
     "EVENT_TIMES_KEY",
+    "ITEM_COUNTS_KEY",
     "NO_EVENTS",
     "EventColumn",
     "EventStream",
     "decode_event_columns",
     "decode_event_times",
+    "decode_item_counts",
     "encode_event_streams",
+    "encode_item_counts",
 ]
 
 EVENT_COLUMNS_KEY = b"quiver.event_columns"
 EVENT_TIMES_KEY = b"quiver.event_times"
+ITEM_COUNTS_KEY = b"quiver.item_counts"
 
 NO_EVENTS = (0, -1)
 """The range of a chunk without any time."""
@@ -134,6 +139,26 @@ def decode_event_times(
         found[stream_id] = times[start : start + count]
         start += count
     return found
+
+
+def encode_item_counts(counts: Mapping[int, int]) -> dict[bytes, bytes]:
+    """Return the metadata entry for *counts*, by stream id; empty without any."""
+    if not counts:
+        return {}
+    return {ITEM_COUNTS_KEY: _pack(array("q", [number for pair in sorted(counts.items()) for number in pair]))}
+
+
+def decode_item_counts(raw: Mapping[bytes, bytes]) -> dict[int, int]:
+    """
+    Return how many items the requests of each stream have, by stream id. An entry that cannot be read is ignored.
+
+    No other value depends on them, and so they make no segment unreadable.
+    """
+    text = raw.get(ITEM_COUNTS_KEY)
+    numbers = None if text is None else _unpack(text, "q", 2 * STREAMS_MAX)
+    if numbers is None or len(numbers) % 2 or min(numbers, default=0) < 0:
+        return {}
+    return dict(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _add(left: int, right: int) -> int:

@@ -14,6 +14,7 @@ metadata, which other readers ignore:
 ``quiver.ingested_at_ns``      base64 of zlib of little-endian int64: the first time, then differences
 ``quiver.event_columns``       the streams with event times: `store/format/segment/event_times.py`
 ``quiver.event_times``         earliest and latest event time of each chunk
+``quiver.item_counts``         how many items the OTLP requests of each stream have
 =============================  ====================================================================
 
 With the checksum of the directory, a reader can trust the directory before it has read the whole file for the
@@ -26,7 +27,7 @@ import base64
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
@@ -44,7 +45,9 @@ from quiver.store.format.segment.event_times import (
     EventStream,
     decode_event_columns,
     decode_event_times,
+    decode_item_counts,
     encode_event_streams,
+    encode_item_counts,
 )
 from quiver.store.format.segment.file import BUNDLES_READ_MAX, BUNDLES_WRITTEN_MAX, StreamEntry
 from quiver.store.format.segment.ipc_table import (
@@ -118,7 +121,7 @@ class ManifestMetadata:
 class ManifestBuilder:
     """Collects the manifest of the open segment. Not thread-safe: the caller holds the store's lock."""
 
-    __slots__ = ("_chunks", "_ends", "_ingested", "_items", "_slots", "_streams", "events")
+    __slots__ = ("_chunks", "_ends", "_ingested", "_items", "_slots", "_streams", "events", "stream_items")
 
     def __init__(self) -> None:
         self._slots = array("H")
@@ -129,6 +132,8 @@ class ManifestBuilder:
         self._items = array("Q")
         self.events: Sequence[EventStream] = ()
         """For each stream with a column of event times, the time ranges of its chunks."""
+        self.stream_items: Mapping[int, int] = {}
+        """For each stream of OTLP requests, by its id, how many items they have."""
 
     @property
     def bundle_count(self) -> int:
@@ -221,7 +226,7 @@ class ManifestBuilder:
         pairs = zip(_NUMBER_KEYS, numbers, strict=True)
         known = {key: str(number).encode() for key, number in pairs if number is not None}
         known[INGESTED_AT_KEY] = _pack_times(self._ingested)
-        return {**known, **encode_event_streams(self.events)}
+        return {**known, **encode_event_streams(self.events), **encode_item_counts(self.stream_items)}
 
 
 class Manifest:
@@ -239,6 +244,7 @@ class Manifest:
         bundle_indexes: the column of that name; 0 upwards in a valid file.
         ingested_times_ns: time of ingestion of each bundle, or None if another engine wrote the file.
         event_columns: the streams with event times, and the range of each.
+        stream_items: for streams of OTLP requests, by stream id, how many items they have.
     """
 
     __slots__ = (
@@ -253,6 +259,7 @@ class Manifest:
         "metadata",
         "slot_ids",
         "stream_ids",
+        "stream_items",
     )
 
     def __init__(
@@ -266,6 +273,7 @@ class Manifest:
         metadata: ManifestMetadata,
         event_columns: tuple[EventColumn, ...] = (),
         event_times: bytes | None = None,
+        stream_items: Mapping[int, int] | None = None,
     ) -> None:
         self.bundle_count = len(bundle_indexes)
         self.bundle_indexes = bundle_indexes
@@ -276,6 +284,7 @@ class Manifest:
         self.metadata = metadata
         self.event_columns = event_columns
         self._event_times = event_times
+        self.stream_items = stream_items or {}
 
     @property
     def wal_position_start(self) -> int | None:
@@ -374,6 +383,7 @@ def decode_manifest(buffer: Buffer | pa.Buffer, bundle_count: int, *, at: int = 
         metadata=metadata,
         event_columns=events,
         event_times=raw.get(EVENT_TIMES_KEY),
+        stream_items=decode_item_counts(raw),
     )
 
 

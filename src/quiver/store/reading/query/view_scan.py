@@ -70,10 +70,14 @@ class ViewScan(Scan):
 
     def _may_have(self, digest: SegmentDigest) -> bool:
         """Return whether a segment may contain rows in the range."""
-        if not any(stream.slot in self._slots for stream in digest.streams):
-            return False
-        info = digest.info
-        return self._is_event_range or self._range.may_have_ingested(info.ingested_min_ns, info.ingested_max_ns)
+        streams = [stream for stream in digest.streams if stream.slot in self._slots]
+        if not self._is_event_range:
+            info = digest.info
+            return bool(streams) and self._range.may_have_ingested(info.ingested_min_ns, info.ingested_max_ns)
+        # A stream whose range is unknown is read, as are tables: one of their rows can have its time in another column.
+        raw = VIEW_SLOTS[self._view]
+        ranges = [stream.event_range_ns("data") if stream.slot == raw else None for stream in streams]
+        return any(found is None or self._range.touches(*found) for found in ranges)
 
     def _has_ingested(self, ingested_at_ns: int | None) -> bool:
         return self._is_event_range or self._range.has_ingested(ingested_at_ns)
@@ -99,12 +103,27 @@ class ViewScan(Scan):
         self, part: Part, reader: SegmentReader, seq: int
     ) -> Iterator[tuple[Origin, Mapping[int, pa.RecordBatch]]]:
         """Yield the batches of each bundle of a segment that may have rows in the range."""
+        skipped = self._outside(reader) if self._is_event_range else frozenset()
         for index in range(reader.bundle_count):
-            if self._has_ingested(reader.ingested_at_ns(index)):
+            if index not in skipped and self._has_ingested(reader.ingested_at_ns(index)):
                 try:
                     yield (reader.path, 0, f"bundle {BundleRef(seq, index)}"), reader.bundle(index, self._slots)
                 except CorruptionError as damage:
                     part.digests.directory.report(damage)
+
+    def _outside(self, reader: SegmentReader) -> frozenset[int]:
+        """Return the bundles whose requests have no event time in the range."""
+        recorded = {event.stream_id for event in reader.manifest.event_columns}
+        times = reader.event_times()
+        outside = set()
+        for index, stream_id, chunk in reader.slot_chunks(VIEW_SLOTS[self._view]):
+            if stream_id in recorded and reader.schema(stream_id).names == ["data"]:
+                low, high = times[stream_id][2 * chunk], times[stream_id][2 * chunk + 1]
+                if not self._range.touches(low, high):
+                    outside.add(index)
+        for slot in self._slots - {VIEW_SLOTS[self._view]}:
+            outside.difference_update(index for index, _, _ in reader.slot_chunks(slot))
+        return frozenset(outside)
 
     def _logged(self, part: Part) -> Iterator[tuple[Origin, Mapping[int, pa.RecordBatch]]]:
         for path, scanned in part.tail:

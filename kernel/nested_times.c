@@ -1,0 +1,144 @@
+/*
+ * The times in serialized protobuf messages, without decoding the rest. The twin is in quiver/otap/request_times.py,
+ * which knows the messages: the levels of nesting and the fields of the times are arguments.
+ */
+#include "kernel.h"
+
+#define LEVELS_MAX 8
+#define TIMES_MAX 2
+#define FIELDS 64 /* only fields with a smaller number can be a level */
+#define VARINT_BYTES_MAX 10
+#define CONTINUES 0x80
+
+enum { VARINT = 0, FIXED_64 = 1, LENGTH_DELIMITED = 2, FIXED_32 = 5 }; /* wire types */
+
+typedef struct {
+    const uint8_t *data;
+    uint64_t levels[LEVELS_MAX]; /* bit n: field n contains messages of the next level */
+    size_t level_count;
+    uint64_t fields[TIMES_MAX];
+    size_t field_count;
+    uint64_t items, low, high;
+} Times;
+
+/* Read a number of at most ten bytes before `end`; return where it ends, or 0. */
+static inline size_t read_varint(const uint8_t *data, size_t at, size_t end, uint64_t *number) {
+    *number = 0;
+    for (unsigned place = 0; place < VARINT_BYTES_MAX && at < end; place++) {
+        uint8_t byte = data[at++];
+        *number |= (uint64_t)(byte & 0x7F) << 7 * place;
+        if (byte < CONTINUES)
+            return at;
+    }
+    return 0;
+}
+
+static void note(Times *times, const uint64_t *found) {
+    uint64_t time = 0;
+    for (size_t field = 0; field < times->field_count && time == 0; field++)
+        time = found[field];
+    times->items++;
+    if (time != 0 && time < times->low)
+        times->low = time;
+    if (time > times->high)
+        times->high = time;
+}
+
+/* Walk the message from `at` to `end`; return 0 for an encoding that the twin does not decode either. */
+static int walk(Times *times, size_t at, size_t end, size_t level) {
+    const uint8_t *data = times->data;
+    int is_item = level == times->level_count;
+    uint64_t found[TIMES_MAX] = {0};
+    while (at < end) {
+        uint64_t tag, length;
+        at = read_varint(data, at, end, &tag);
+        if (!at || tag >> 3 == 0 || tag > UINT32_MAX)
+            return 0;
+        uint64_t field = tag >> 3;
+        switch (tag & 7) {
+        case VARINT:
+            at = read_varint(data, at, end, &length);
+            if (!at)
+                return 0;
+            break;
+        case FIXED_64:
+            if (end - at < 8)
+                return 0;
+            for (size_t number = 0; is_item && number < times->field_count; number++)
+                if (field == times->fields[number])
+                    memcpy(&found[number], data + at, 8);
+            at += 8;
+            break;
+        case LENGTH_DELIMITED:
+            at = read_varint(data, at, end, &length);
+            if (!at || length > end - at)
+                return 0;
+            if (!is_item && field < FIELDS && times->levels[level] >> field & 1 &&
+                !walk(times, at, at + (size_t)length, level + 1))
+                return 0;
+            at += (size_t)length;
+            break;
+        case FIXED_32:
+            if (end - at < 4)
+                return 0;
+            at += 4;
+            break;
+        default: /* groups, which OTLP does not have */
+            return 0;
+        }
+    }
+    if (is_item)
+        note(times, found);
+    return 1;
+}
+
+/* Walk every message; -1 if the arguments do not fit each other. */
+static int walk_all(Times *times, const Py_buffer *data, const Py_buffer *offsets) {
+    size_t size = (size_t)data->len, rows = (size_t)offsets->len / sizeof(int32_t) - 1;
+    for (size_t row = 0; row < rows; row++) {
+        int32_t ends[2];
+        memcpy(ends, (const uint8_t *)offsets->buf + row * sizeof *ends, sizeof ends);
+        if (ends[0] < 0 || ends[0] > ends[1] || (size_t)ends[1] > size)
+            return -1;
+        if (!walk(times, (size_t)ends[0], (size_t)ends[1], 0))
+            return 0;
+    }
+    return 1;
+}
+
+/* nested_times(data, offsets, levels, fields) -> None | (items, earliest, latest) */
+PyObject *kernel_nested_times(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer data, offsets, levels, fields;
+    Times times = {.low = UINT64_MAX};
+    if (!PyArg_ParseTuple(args, "y*y*y*y*", &data, &offsets, &levels, &fields))
+        return NULL;
+    int done = -1;
+    times.data = data.buf;
+    times.level_count = (size_t)levels.len / sizeof(uint64_t);
+    times.field_count = (size_t)fields.len;
+    if (times.level_count <= LEVELS_MAX && times.field_count <= TIMES_MAX && offsets.len >= (Py_ssize_t)sizeof(int32_t)) {
+        memcpy(times.levels, levels.buf, times.level_count * sizeof(uint64_t));
+        for (size_t number = 0; number < times.field_count; number++)
+            times.fields[number] = ((const uint8_t *)fields.buf)[number];
+        if ((size_t)data.len < GIL_BYTES_MIN) {
+            done = walk_all(&times, &data, &offsets);
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            done = walk_all(&times, &data, &offsets);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&levels);
+    PyBuffer_Release(&fields);
+    if (done < 0) {
+        PyErr_SetString(PyExc_ValueError, "the arguments do not fit each other");
+        return NULL;
+    }
+    if (!done)
+        Py_RETURN_NONE;
+    return Py_BuildValue("KKK", (unsigned long long)times.items, (unsigned long long)times.low,
+                         (unsigned long long)times.high);
+}
