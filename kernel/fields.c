@@ -223,21 +223,7 @@ static int copy_bytes(Ranges *ranges, void *result) {
     return 1;
 }
 
-/* Read a number of `width` bytes, at most 8, of which all but the last continue: without a branch per byte. */
-static inline int read_short_varint(uint64_t bytes, size_t width, uint64_t *number) {
-    uint64_t used = ~(uint64_t)0 >> (64 - 8 * width), continues = 0x8080808080808080 & used;
-    bytes &= used;
-    if ((bytes & continues) != continues >> 8)
-        return 0;
-    bytes &= ~continues;
-    bytes = (bytes & 0x007F007F007F007F) | (bytes & 0x7F007F007F007F00) >> 1;
-    bytes = (bytes & 0x00003FFF00003FFF) | (bytes & 0x3FFF00003FFF0000) >> 2;
-    *number = (bytes & 0x0FFFFFFF) | (bytes & 0x0FFFFFFF00000000) >> 4;
-    return 1;
-}
-
-static inline int read_number(const uint8_t *data, size_t start, size_t end, size_t size, int form,
-                              uint64_t *number) {
+static int read_number(const uint8_t *data, size_t start, size_t end, int form, uint64_t *number) {
     size_t width = end - start;
     *number = 0;
     if (form == FIXED_64) {
@@ -245,8 +231,6 @@ static inline int read_number(const uint8_t *data, size_t start, size_t end, siz
             memcpy(number, data + start, sizeof *number);
         return width == sizeof *number;
     }
-    if (form == VARINT && width >= 1 && width <= sizeof *number && size - start >= sizeof *number)
-        return read_short_varint(load_u64(data + start), width, number);
     if (width < 1 || width > (form == TRUTH ? 1 : VARINT_BYTES_MAX) || data[end - 1] >= CONTINUES)
         return 0;
     for (unsigned place = 0; place < width; place++) {
@@ -266,7 +250,7 @@ static int gather_numbers(Ranges *ranges, void *result) {
         number = 0;
         if (kinds[row] == ranges->kind) {
             if (!content_of(ranges, row, &start, &end)
-                || !read_number(ranges->data.buf, start, end, (size_t)ranges->data.len, ranges->form, &number))
+                || !read_number(ranges->data.buf, start, end, ranges->form, &number))
                 return 0;
         }
         if (ranges->form != TRUTH)
