@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -16,12 +16,13 @@ from quiver.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from quiver.store.reading.query.time_range import By
     from quiver.store.reading.read import StoreReader
 
 __all__ = ["export"]
 
 TimeRange = tuple[datetime | None, datetime | None]
-"""Times of ingestion from the first (inclusive) to the second (exclusive); None means unbounded."""
+"""Times from the first (inclusive) to the second (exclusive); None means unbounded."""
 
 
 def export(
@@ -32,9 +33,12 @@ def export(
     table: Annotated[str | None, typer.Option(help="The name of a table sent by QuestDB clients.")] = None,
     columns: Annotated[str | None, typer.Option(help="Only these columns, comma-separated.")] = None,
     since: Annotated[
-        str | None, typer.Option(help="Only data ingested from this time on; 90m means 90 minutes ago.")
+        str | None, typer.Option("--since", "--start", help="Only data from this time on; 90m means 90 minutes ago.")
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Only data ingested before this time.")] = None,
+    until: Annotated[str | None, typer.Option("--until", "--end", help="Only data before this time.")] = None,
+    by: Annotated[
+        str, typer.Option(help="The times of --since and --until: ingested, or event for those in the rows.")
+    ] = "ingested",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     file_mode: Annotated[
         str | None,
@@ -69,15 +73,15 @@ def export(
     wanted = None if columns is None else [name.strip() for name in columns.split(",")]
     reader = read(directory)
     span = _span(since, until, SYSTEM_CLOCK.now_ns())
-    problems: list[str] = []
+    times: By = cast("By", by)  # checked by the scan
     schema, batches = (
-        _rows_of_view(reader, view, wanted, span, problems)
+        _rows_of_view(reader, view, wanted, span, times)
         if view is not None
-        else _rows_of_slot(reader, slot, table, wanted, span)
+        else _rows_of_slot(reader, slot, table, wanted, span, times)
     )
     with ProgressDisplay("writing") as progress:
         done = write(REAL_FILES, str(to), kind, schema, _counted(batches, progress, str(to)), file_mode=mode)
-    problems += sorted(map(str, reader.problems))
+    problems = sorted(map(str, reader.problems))
     if as_json:
         print_json({"path": done.path, "rows": done.rows, "size_bytes": done.size_bytes, "problems": problems})
     else:
@@ -112,7 +116,7 @@ def _span(since: str | None, until: str | None, now_ns: int) -> TimeRange:
 
 
 def _rows_of_slot(
-    reader: StoreReader, slot: str | None, table: str | None, columns: Sequence[str] | None, span: TimeRange
+    reader: StoreReader, slot: str | None, table: str | None, columns: Sequence[str] | None, span: TimeRange, by: By
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     import pyarrow as pa  # noqa: PLC0415
 
@@ -124,7 +128,7 @@ def _rows_of_slot(
         number: int | str = QWP_SLOT
     else:
         number = int(slot) if slot.isascii() and slot.isdigit() else slot
-    scan = reader.scan(number, columns, *span, table=table)
+    scan = reader.scan(number, columns, *span, by=by, table=table)
     if all(pa.types.is_null(kind) for kind in scan.schema.types):
         if table is not None:
             raise UsageError(
@@ -147,34 +151,19 @@ def _sealed(slots: Sequence[int]) -> str:
 
 
 def _rows_of_view(
-    reader: StoreReader, view: str, columns: Sequence[str] | None, span: TimeRange, problems: list[str]
+    reader: StoreReader, view: str, columns: Sequence[str] | None, span: TimeRange, by: By
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the view's schema and rows; unreadable requests are added to *problems*."""
-    from quiver.otap.stored import slots_of_view, stored_requests  # noqa: PLC0415
-    from quiver.otap.views.schemas import projected_schema, view_name  # noqa: PLC0415
-    from quiver.otap.views.view import decode_groups  # noqa: PLC0415
-    from quiver.store.subscribers.start import instant_ns  # noqa: PLC0415
+    """Return the view's schema and rows; unreadable requests are added to the problems of *reader*."""
+    from quiver.otap.stored import slots_of_view  # noqa: PLC0415
 
-    name = view_name(view)
-    schema = projected_schema(name, None if columns is None else list(columns))
-    since_ns, until_ns = (None if moment is None else instant_ns(moment) for moment in span)
-
-    def requests() -> Iterator[Any]:
-        is_there = False
-        for _, bundle in reader.bundles(slots_of_view(name)):
-            at_ns = bundle.ingested_at_ns or 0
-            if (since_ns is not None and at_ns < since_ns) or (until_ns is not None and at_ns >= until_ns):
-                is_there = True  # possibly not, but that is not checked
-                continue
-            for one in stored_requests(bundle.batches, name):
-                is_there = True
-                yield one
-        if not is_there:
-            raise UsageError(f"no bundle has OpenTelemetry {name}; {_sealed(_present(reader))}")
+    scan = reader.scan(None, columns, *span, by=by, view=view)
 
     def rows() -> Iterator[pa.RecordBatch]:
-        for group in decode_groups(requests(), name, columns=columns):
-            problems.extend(f"request {group.first + index}: {reason}" for index, reason in group.bad)
-            yield group.batch
+        is_there = False
+        for batch in scan:
+            is_there = True
+            yield batch
+        if not is_there and next(reader.bundles(slots_of_view(view)), None) is None:
+            raise UsageError(f"no bundle has OpenTelemetry {view}; {_sealed(_present(reader))}")
 
-    return schema, rows()
+    return scan.schema, rows()
