@@ -15,18 +15,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.bundle import BundleRef
+from quiver.bundle import OTLP_FINGERPRINT, BundleRef
 from quiver.errors import CorruptionError, DataLossError
 from quiver.otap import decode_groups, slots_of_view, view_schema
 from quiver.otap.stored import StoredTables, stored_requests
+from quiver.otap.views.event_time import event_time_columns, event_times
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
+from quiver.spark.store.unsealed import LoggedBundle
 from quiver.store.cold.files import COLD_INODE, ColdFiles
 from quiver.store.reading.partitions import BundleRange
+from quiver.store.reading.query.time_range import ALL_TIMES, TimeRange
 from quiver.store.reading.stream_options import METADATA_COLUMNS, Mode
 from quiver.store.segment.cast import cast_to_schema, coalesce
+from quiver.store.segment.event_time import rows_between
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.schemas import is_of_table
+from quiver.store.segment.tail import read_tail
 
 __all__ = [
     "BUNDLE_SCHEMA",
@@ -151,6 +156,11 @@ class StoredBundle:
     ref: BundleRef
 
     @property
+    def path(self) -> str:
+        """The file."""
+        return self.reader.path
+
+    @property
     def ingested_at_us(self) -> int | None:
         """Microseconds since the epoch, or None if the segment does not record it."""
         nanos = self.reader.ingested_at_ns(self.ref.index)
@@ -179,6 +189,9 @@ class StoredBundle:
         return self.reader.bundle(self.ref.index, None if slots is None else tuple(slots), columns)
 
 
+AnyBundle = StoredBundle | LoggedBundle
+
+
 @dataclass(frozen=True)
 class PartitionReader:
     """
@@ -191,6 +204,7 @@ class PartitionReader:
         target: the exact schema of every batch.
         fail_on_data_loss: False skips missing, damaged and undecodable data, with a warning.
         table: read only rows that arrived over QWP for this table, in mode rows.
+        event_times: read only rows of the view with these times.
     """
 
     mode: Mode
@@ -199,8 +213,9 @@ class PartitionReader:
     target: pa.Schema
     fail_on_data_loss: bool
     table: str | None = None
+    event_times: TimeRange = ALL_TIMES
 
-    def read(self, ranges: Sequence[BundleRange]) -> Iterator[pa.RecordBatch]:
+    def read(self, ranges: Sequence[BundleRange | LoggedBundle]) -> Iterator[pa.RecordBatch]:
         """
         Yield the batches of *ranges*, in order.
 
@@ -218,7 +233,14 @@ class PartitionReader:
         else:
             yield from coalesce((None, batch) for batch in self._slot_rows(ranges, self.slot or 0))
 
-    def _bundles(self, ranges: Sequence[BundleRange]) -> Iterator[StoredBundle]:
+    def _bundles(self, ranges: Sequence[BundleRange | LoggedBundle]) -> Iterator[StoredBundle | LoggedBundle]:
+        for bundle_range in ranges:
+            if isinstance(bundle_range, LoggedBundle):
+                yield bundle_range
+            elif not self._is_outside(bundle_range.path):
+                yield from self._sealed(bundle_range)
+
+    def _sealed(self, *ranges: BundleRange) -> Iterator[StoredBundle]:
         for bundle_range in ranges:
             reader = open_checked(bundle_range.path, fail_on_data_loss=self.fail_on_data_loss)
             if reader is None:
@@ -226,7 +248,26 @@ class PartitionReader:
             for index in range(bundle_range.start, min(bundle_range.stop, reader.bundle_count)):
                 yield StoredBundle(reader, BundleRef(bundle_range.segment, index))
 
-    def _slot_rows(self, ranges: Sequence[BundleRange], slot: int) -> Iterator[pa.RecordBatch]:
+    def _is_outside(self, path: str) -> bool:
+        """Return whether the end of a segment shows that no row of the view has its time in the range."""
+        if self.view is None or not self.event_times.is_bounded:
+            return False
+        try:
+            tail = read_tail(_fs, path)
+        except (OSError, CorruptionError):
+            return False  # reported when the segment is opened
+        if tail is None or tail.streams is None or tail.event_columns is None:
+            return False
+        ranges = {event.stream_id: (event.min_ns, event.max_ns) for event in tail.event_columns if event.column == 0}
+        slots = slots_of_view(self.view)
+        for stream in tail.streams:
+            if stream.slot in slots and stream.chunk_count:
+                found = ranges.get(stream.stream_id) if stream.fingerprint == OTLP_FINGERPRINT else None
+                if found is None or self.event_times.touches(*found):
+                    return False
+        return True
+
+    def _slot_rows(self, ranges: Sequence[BundleRange | LoggedBundle], slot: int) -> Iterator[pa.RecordBatch]:
         for bundle in self._bundles(ranges):
             if self.table is not None and not is_of_table(bundle.schema(slot), self.table):
                 continue
@@ -234,9 +275,11 @@ class PartitionReader:
             if batch is not None and batch.num_rows:
                 yield self._finish(batch, [(bundle, batch.num_rows)])
 
-    def _view_rows(self, ranges: Sequence[BundleRange], view: str) -> Iterator[pa.RecordBatch]:
-        columns = [name for name in self.target.names if name in view_schema(view).names]
-        origins: deque[StoredBundle] = deque()
+    def _view_rows(self, ranges: Sequence[BundleRange | LoggedBundle], view: str) -> Iterator[pa.RecordBatch]:
+        needed = event_time_columns(view) if self.event_times.is_bounded else ()
+        wanted = [name for name in self.target.names if name in view_schema(view).names]
+        columns = list(dict.fromkeys((*wanted, *needed)))
+        origins: deque[AnyBundle] = deque()
         taken = 0
         for group in decode_groups(self._requests(ranges, view, origins), view, columns=columns):
             while taken < group.first:
@@ -245,24 +288,26 @@ class PartitionReader:
             for index, reason in group.bad:
                 self._refuse(origins[index], reason)
             if group.batch.num_rows:
-                yield self._finish(group.batch, list(zip(origins, group.rows, strict=False)))
+                rows = self._finish(group.batch, list(zip(origins, group.rows, strict=False)))
+                if rows.num_rows:
+                    yield rows
 
-    def _requests(self, ranges: Sequence[BundleRange], view: str, origins: deque[StoredBundle]) -> Iterator[ViewData]:
+    def _requests(
+        self, ranges: Sequence[BundleRange | LoggedBundle], view: str, origins: deque[AnyBundle]
+    ) -> Iterator[ViewData]:
         slots = slots_of_view(view)
         for bundle in self._bundles(ranges):
             for request in stored_requests(bundle.batches(slots), view):
                 origins.append(bundle)
                 yield request
 
-    def _refuse(self, bundle: StoredBundle, reason: str) -> None:
-        problem = CorruptionError(
-            bundle.reader.path, 0, f"a request of bundle {bundle.ref} cannot be decoded: {reason}"
-        )
+    def _refuse(self, bundle: AnyBundle, reason: str) -> None:
+        problem = CorruptionError(bundle.path, 0, f"a request of bundle {bundle.ref} cannot be decoded: {reason}")
         if self.fail_on_data_loss:
             raise problem
         _log.warning("quiver.spark.request_skipped reason=%s", problem)
 
-    def _finish(self, batch: pa.RecordBatch, origins: list[tuple[StoredBundle, int]]) -> pa.RecordBatch:
+    def _finish(self, batch: pa.RecordBatch, origins: list[tuple[AnyBundle, int]]) -> pa.RecordBatch:
         """Cast to the declared schema, and add the metadata columns that it has."""
         names = self.target.names
         wanted = [name for name in METADATA_COLUMNS if name in names]
@@ -271,11 +316,16 @@ class PartitionReader:
             for name in wanted:
                 if name not in batch.schema.names:
                     batch = batch.append_column(METADATA_SCHEMA.field(name), metadata.column(name))
+        if self.view is not None and self.event_times.is_bounded:
+            times = event_times(batch, self.view)
+            batch = batch.filter(rows_between(times, self.event_times.start_ns, self.event_times.end_ns))
         return cast_to_schema(batch, self.target)
 
-    def _descriptors(self, ranges: Sequence[BundleRange]) -> Iterator[pa.RecordBatch]:
+    def _descriptors(self, ranges: Sequence[BundleRange | LoggedBundle]) -> Iterator[pa.RecordBatch]:
         for bundle_range in ranges:
-            found = list(self._bundles([bundle_range]))
+            if isinstance(bundle_range, LoggedBundle):
+                continue
+            found = list(self._sealed(bundle_range))
             if found:
                 columns = [
                     pa.repeat(bundle_range.path, len(found)),
@@ -290,10 +340,10 @@ class PartitionReader:
                     batch = batch.append_column(ROWS_FIELD, pa.array(counts, ROWS_FIELD.type))
                 yield cast_to_schema(batch, self.target)
 
-    def _ipc(self, ranges: Sequence[BundleRange]) -> Iterator[pa.RecordBatch]:
+    def _ipc(self, ranges: Sequence[BundleRange | LoggedBundle]) -> Iterator[pa.RecordBatch]:
         rows: list[tuple[StoredBundle, int, bytes]] = []
         size = 0
-        for bundle in self._bundles(ranges):
+        for bundle in self._sealed(*(one for one in ranges if not isinstance(one, LoggedBundle))):
             for slot, batch in bundle.batches(None if self.slot is None else (self.slot,)).items():
                 rows.append((bundle, slot, _ipc_stream(batch)))
                 size += len(rows[-1][2])
@@ -314,7 +364,7 @@ class PartitionReader:
         return cast_to_schema(pa.RecordBatch.from_arrays(columns, schema=IPC_SCHEMA), self.target)
 
 
-def _metadata(origins: list[tuple[StoredBundle, int]], rows: int) -> pa.RecordBatch:
+def _metadata(origins: list[tuple[AnyBundle, int]], rows: int) -> pa.RecordBatch:
     """Return the metadata columns for *origins*: (bundle, number of rows), in the order of the rows."""
     segments: list[int] = []
     indexes: list[int] = []

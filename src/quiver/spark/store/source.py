@@ -1,4 +1,4 @@
-"""The Spark data source `quiver`: batch and streaming reads of a store's sealed bundles, and writes to it."""
+"""The Spark data source `quiver`: batch and streaming reads of a store's bundles, and writes to it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from quiver.spark.store.read_partition import (
 )
 from quiver.spark.store.sink_options import parse_sink_options
 from quiver.spark.store.sink_stage import store_sink
+from quiver.spark.store.unsealed import LoggedBundle, Unsealed, pack_logged, read_unsealed
 from quiver.store.cold.files import ColdFiles
 from quiver.store.reading.cores import CoresStreamSubscriber
 from quiver.store.reading.offsets import StartingOffsets
@@ -45,7 +46,7 @@ __all__ = ["QuiverDataSource", "StoreLog"]
 
 
 class StoreLog(ReadableLog):
-    """The sealed bundles of one store. In a query's own process it is a subscriber; in tasks it only reads."""
+    """The bundles of one store. In a query's own process it is a subscriber; in tasks it only reads."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -75,9 +76,19 @@ class StoreLog(ReadableLog):
         schema = _rows_schema(options)
         return pa.schema([*schema, *METADATA_SCHEMA]) if options.include_metadata else schema
 
-    def plan_all(self) -> list[tuple[BundleRange, ...]]:
+    def check_stream(self) -> None:
         """
-        Return what each task reads: the bundles that are sealed now, between the bounds of the options.
+        Check that the options make sense for a stream.
+
+        Raises:
+            UsageError: they do not.
+        """
+        if self._options.include_unsealed is not None:
+            raise UsageError("includeUnsealed is for batch reads; a stream reads bundles when they are sealed")
+
+    def plan_all(self) -> list[tuple[BundleRange, ...] | tuple[LoggedBundle, ...]]:
+        """
+        Return what each task reads: the bundles that the store has now, between the bounds of the options.
 
         Raises:
             UsageError: the path is not a store.
@@ -91,18 +102,31 @@ class StoreLog(ReadableLog):
                 f"{next(iter(roots.values()))}, or give a time: startingTimestamp, endingTimestamp"
             )
         ranges: list[BundleRange] = []
+        logged: list[LoggedBundle] = []
         for root in roots.values():
+            unsealed = _unsealed(options, root)  # before the segments are listed
             segments = _segment_list(options, root)
             start = _resolve(options.starting, segments)
             end = _resolve(options.ending, segments)
-            ranges += ranges_between(segments.from_position(start), start, end)
-        return pack(ranges, parallelism=parallelism(), partitions_min=options.partitions_min)
+            found = ranges_between(segments.from_position(start), start, end)
+            if unsealed is not None:
+                found = [one for one in found if one.segment in unsealed.segments]
+                logged += unsealed.between(options.starting, options.ending, start, end)
+            ranges += found
+        packed = pack(ranges, parallelism=parallelism(), partitions_min=options.partitions_min)
+        return [*packed, *pack_logged(logged)]
 
-    def read(self, ranges: tuple[BundleRange, ...], target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def read(self, ranges: tuple[BundleRange | LoggedBundle, ...], target: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows of *ranges*, in a task."""
         options = self._options
         return PartitionReader(
-            options.mode, options.view, options.slot, target, options.fail_on_data_loss, options.table
+            options.mode,
+            options.view,
+            options.slot,
+            target,
+            options.fail_on_data_loss,
+            options.table,
+            options.event_times,
         ).read(ranges)
 
     def initial(self) -> dict[str, Any]:
@@ -207,6 +231,12 @@ def _slot_schema(options: SourceOptions) -> pa.Schema:
         for schema in _segment_list(options, root).schemas()
         if options.table is None or is_of_table(schema, options.table)
     ]
+    for root in roots:
+        unsealed = _unsealed(options, root)
+        found = () if unsealed is None else unsealed.bundles
+        of_slot = [one.stored[options.slot].schema for one in found if options.slot is not None]
+        schemas += [one for one in of_slot if options.table is None or is_of_table(one, options.table)]
+    schemas = list(dict.fromkeys(schemas))
     if not schemas and options.table is not None:
         raise UsageError(
             f"no sealed segment of {options.path} holds rows of a table {options.table!r}; "
@@ -231,13 +261,23 @@ def _subscribe(options: SourceOptions, root: str) -> StreamSubscriber:
     return StreamSubscriber(REAL_FILES, own, segments, parallelism=parallelism())
 
 
-def _segment_list(options: SourceOptions, root: str) -> SegmentList:
-    slots = None
+def _slots(options: SourceOptions) -> frozenset[int] | None:
+    """Return the slots that are read; None for all."""
     if options.view is not None:
-        slots = frozenset(slots_of_view(options.view))
-    elif options.slot is not None:
-        slots = frozenset({options.slot})
-    return SegmentList(ColdFiles(REAL_FILES), root, slots=slots, fail_on_data_loss=options.fail_on_data_loss)
+        return frozenset(slots_of_view(options.view))
+    return None if options.slot is None else frozenset({options.slot})
+
+
+def _unsealed(options: SourceOptions, root: str) -> Unsealed | None:
+    """Return the bundles that are only in the log; None if the options leave them out."""
+    slots = _slots(options)
+    if options.mode != "rows" or slots is None or options.include_unsealed is False:
+        return None
+    return read_unsealed(root, slots, fail_on_data_loss=options.fail_on_data_loss)
+
+
+def _segment_list(options: SourceOptions, root: str) -> SegmentList:
+    return SegmentList(ColdFiles(REAL_FILES), root, slots=_slots(options), fail_on_data_loss=options.fail_on_data_loss)
 
 
 def _resolve(offsets: StartingOffsets, segments: SegmentList) -> BundleRef:

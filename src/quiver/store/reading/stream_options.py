@@ -20,6 +20,10 @@ option                      default    meaning
                                        milliseconds since 1970 or as ``2026-01-31T12:00:00Z``
 ``endingOffsets``           latest     batch reads only, exclusive
 ``endingTimestamp``                    instead of it, in the same forms: batch reads only, exclusive
+``startingEventTime``                  with a view: only rows with this event time or a later one, in the same forms;
+                                       segments and bundles with other times are not read
+``endingEventTime``                    with a view: only rows with an earlier event time
+``includeUnsealed``         true       batch reads of rows only: also bundles that are only in the log
 ``maxBundlesPerTrigger``               streams only; the first limit that is reached ends the batch
 ``maxRowsPerTrigger``                  streams only; as exact as the row counts in a segment's directory
 ``maxBytesPerTrigger``      256MiB     streams only; a batch always has at least one bundle
@@ -46,6 +50,7 @@ from quiver.option_values import bytes_option, count_option, switch_option
 from quiver.store.reading.checkpoint import is_local
 from quiver.store.reading.offsets import StartingOffsets, parse_starting
 from quiver.store.reading.partitions import Limits
+from quiver.store.reading.query.time_range import TimeRange
 
 __all__ = ["METADATA_COLUMNS", "STREAM_OPTIONS", "VIEWS", "Mode", "SourceOptions", "View", "parse_options"]
 
@@ -64,7 +69,8 @@ STREAM_OPTIONS = ("subscriber", "maxBundlesPerTrigger", "maxRowsPerTrigger", "ma
 
 _NAMES = (
     "path", "mode", "view", "slot", "table", "columns", "includeMetadata", "timestampsAs", "subscriber",
-    "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "maxBundlesPerTrigger",
+    "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "startingEventTime",
+    "endingEventTime", "includeUnsealed", "maxBundlesPerTrigger",
     "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss", "checkpoint",
 )  # fmt: skip
 
@@ -86,6 +92,8 @@ class SourceOptions:
     subscriber: str | None
     starting: StartingOffsets
     ending: StartingOffsets
+    event_times: TimeRange
+    include_unsealed: bool | None
     limits: Limits
     partitions_min: int
     fail_on_data_loss: bool
@@ -136,6 +144,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         subscriber=given.get("subscriber"),
         starting=_bound(given, "starting", "earliest"),
         ending=_bound(given, "ending", "latest"),
+        event_times=_event_times(given, view),
+        include_unsealed=_include_unsealed(given, mode),
         limits=Limits(
             bundles_max=count_option(given, "maxBundlesPerTrigger"),
             rows_max=count_option(given, "maxRowsPerTrigger"),
@@ -154,6 +164,24 @@ def _bound(given: Mapping[str, str], which: str, default: str) -> StartingOffset
     if offsets is not None:
         raise UsageError(f"{which}Offsets and {which}Timestamp contradict each other: set only one of them")
     return parse_timestamp(timestamp, option=f"{which}Timestamp")
+
+
+def _event_times(given: Mapping[str, str], view: View | None) -> TimeRange:
+    bounds = []
+    for name in ("startingEventTime", "endingEventTime"):
+        text = given.get(name.lower())
+        if text is not None and view is None:
+            raise UsageError(f"{name} belongs to view: filter the rows of a slot by their own columns")
+        bounds.append(None if text is None else parse_timestamp(text, option=name).time_ns)
+    return TimeRange(*bounds)
+
+
+def _include_unsealed(given: Mapping[str, str], mode: Mode) -> bool | None:
+    if "includeunsealed" not in given:
+        return None
+    if mode != "rows":
+        raise UsageError(f"includeUnsealed belongs to mode rows; mode {mode} returns bundles of segments")
+    return switch_option(given, "includeUnsealed", default=True)
 
 
 def _choice(given: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from quiver.errors import UsageError
 
-__all__ = ["By", "Moment", "TimeRange", "check_by", "moment_ns"]
+__all__ = ["ALL_TIMES", "By", "Moment", "TimeRange", "check_by", "moment_ns"]
 
 By = Literal["ingested", "ingest", "event"]
 """The times of a range: when bundles were ingested (`ingest` is the same), or the event times in the rows."""
@@ -46,6 +46,10 @@ class TimeRange:
     def may_have_ingested(self, low: int | None, high: int | None) -> bool:
         """Return whether a bundle ingested from *low* to *high* may be in the range; None is an unknown time."""
         return low is None or high is None or self.touches(low, high)
+
+
+ALL_TIMES = TimeRange(None, None)
+"""A range without bounds."""
 
 
 def check_by(by: object) -> bool:
