@@ -16,7 +16,7 @@ typedef struct {
     const uint8_t *data;
     uint64_t levels[LEVELS_MAX]; /* bit n: field n contains messages of the next level */
     size_t level_count;
-    uint64_t fields[TIMES_MAX];
+    uint8_t fields[TIMES_MAX];
     size_t field_count;
     uint64_t items, low, high;
 } Times;
@@ -33,17 +33,6 @@ static inline size_t read_varint(const uint8_t *data, size_t at, size_t end, uin
     return 0;
 }
 
-static void note(Times *times, const uint64_t *found) {
-    uint64_t time = 0;
-    for (size_t field = 0; field < times->field_count && time == 0; field++)
-        time = found[field];
-    times->items++;
-    if (time != 0 && time < times->low)
-        times->low = time;
-    if (time > times->high)
-        times->high = time;
-}
-
 /* Walk the message from `at` to `end`; return 0 for an encoding that the twin does not decode either. */
 static int walk(Times *times, size_t at, size_t end, size_t level) {
     const uint8_t *data = times->data;
@@ -54,41 +43,30 @@ static int walk(Times *times, size_t at, size_t end, size_t level) {
         at = read_varint(data, at, end, &tag);
         if (!at || tag >> 3 == 0 || tag > UINT32_MAX)
             return 0;
-        uint64_t field = tag >> 3;
-        switch (tag & 7) {
-        case VARINT:
+        uint64_t field = tag >> 3, type = tag & 7;
+        length = type == FIXED_64 ? 8 : 4;
+        if (type == VARINT || type == LENGTH_DELIMITED)
             at = read_varint(data, at, end, &length);
-            if (!at)
-                return 0;
-            break;
-        case FIXED_64:
-            if (end - at < 8)
-                return 0;
-            for (size_t number = 0; is_item && number < times->field_count; number++)
-                if (field == times->fields[number])
-                    memcpy(&found[number], data + at, 8);
-            at += 8;
-            break;
-        case LENGTH_DELIMITED:
-            at = read_varint(data, at, end, &length);
-            if (!at || length > end - at)
-                return 0;
-            if (!is_item && field < FIELDS && times->levels[level] >> field & 1 &&
-                !walk(times, at, at + (size_t)length, level + 1))
-                return 0;
-            at += (size_t)length;
-            break;
-        case FIXED_32:
-            if (end - at < 4)
-                return 0;
-            at += 4;
-            break;
-        default: /* groups, which OTLP does not have */
+        else if (type != FIXED_64 && type != FIXED_32)
+            return 0; /* a group, which OTLP does not have */
+        if (type == VARINT)
+            length = 0;
+        if (!at || length > end - at)
             return 0;
-        }
+        for (size_t number = 0; is_item && type == FIXED_64 && number < times->field_count; number++)
+            if (field == times->fields[number])
+                memcpy(&found[number], data + at, 8);
+        int is_level = type == LENGTH_DELIMITED && !is_item && field < FIELDS && times->levels[level] >> field & 1;
+        if (is_level && !walk(times, at, at + (size_t)length, level + 1))
+            return 0;
+        at += (size_t)length;
     }
-    if (is_item)
-        note(times, found);
+    uint64_t time = found[0] ? found[0] : found[1];
+    times->items += (uint64_t)is_item;
+    if (time != 0 && time < times->low)
+        times->low = time;
+    if (time > times->high)
+        times->high = time;
     return 1;
 }
 
@@ -119,8 +97,7 @@ PyObject *kernel_nested_times(PyObject *module, PyObject *args) {
     times.field_count = (size_t)fields.len;
     if (times.level_count <= LEVELS_MAX && times.field_count <= TIMES_MAX && offsets.len >= (Py_ssize_t)sizeof(int32_t)) {
         memcpy(times.levels, levels.buf, times.level_count * sizeof(uint64_t));
-        for (size_t number = 0; number < times.field_count; number++)
-            times.fields[number] = ((const uint8_t *)fields.buf)[number];
+        memcpy(times.fields, fields.buf, times.field_count);
         if ((size_t)data.len < GIL_BYTES_MIN) {
             done = walk_all(&times, &data, &offsets);
         } else {
