@@ -2,12 +2,12 @@
 What the buffer costs on the way from a receiver to an OTLP exporter: the same pipeline with it and without.
 
 One load generator sends requests of a thousand records, four at a time, over gRPC, to a process in the middle, which
-passes them on over gRPC to a far side that confirms at once. *on* is `quiver run` with a persistence node: it logs each
-request, confirms after a group sync, seals segments and forwards from them. *off* is the same without one: bounded
-memory, no log, no sync. *proxy* is no pipeline at all: gRPC's own server and client, each request passed on before it
-is confirmed, nothing looked at and nothing kept. A rate is that of the far side, from the first request sent to the
-last one there; CPU is that of the process in the middle. *on* and *off* wait for a segment to be sealed, which is a
-delay at the end and no work.
+passes them on over gRPC to a far side that confirms at once. *on* is `quiver run` with a persistence node: it logs
+each request, confirms after a group sync, seals segments and forwards from them. *off* is the same without one:
+bounded memory, no log, no sync. *sealed* is *on* with `deliver_unsealed: false`. *proxy* is no pipeline at all:
+gRPC's own server and client, each request passed on before it is confirmed, nothing looked at and nothing kept. A
+rate is that of the far side, from the first request sent to the last one there; CPU is that of the process in the
+middle. *sealed* waits for a segment to be sealed, which is a delay at the end and no work.
 
     .venv/bin/python bench/overhead.py [--rounds N] [--quick] [--write docs/benchmarks.md]
 """
@@ -38,7 +38,7 @@ from quiver.receivers.settings import OtlpSettings
 from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds_of_several
 from telemetry import ROWS, log_request
 
-FLOOR, PROXY = "off", "proxy"
+FLOOR, SEALED, PROXY = "off", "sealed", "proxy"
 AIM = "on within 5 % of off in records a second"
 AT_ONCE = 4
 WARM_UP = 12
@@ -98,8 +98,12 @@ def serve(kind: str, directory: str, far_port: str) -> None:
         sys.stdin.read()
         server.stop(None)
         return
-    durability = "wal" if kind == "on" else "segment_only"
-    settings = quiver.Settings(durability=durability, segment_open_s_max=SEGMENT_OPEN_S, delete_grace_s=0.0)
+    settings = quiver.Settings(
+        durability="segment_only" if kind == FLOOR else "wal",
+        segment_open_s_max=SEGMENT_OPEN_S,
+        delete_grace_s=0.0,
+        deliver_unsealed=kind != SEALED,
+    )
     with quiver.open(directory, settings) as store:
         source = store.register("out", start="earliest")
         store.activate()
@@ -180,7 +184,7 @@ def main() -> None:
         return
     count = options.requests // options.share
     requests = [log_request(seed) for seed in range(WARM_UP + count)]
-    contenders = {kind: contender(kind, requests) for kind in (FLOOR, "on", PROXY)}
+    contenders = {kind: contender(kind, requests) for kind in (FLOOR, "on", SEALED, PROXY)}
     with tempfile.TemporaryDirectory(prefix="bench-overhead-", dir=Path.cwd()) as scratch:
         found = run_rounds_of_several(contenders, rounds=options.rounds, scratch=Path(scratch))
     report = Report(

@@ -50,7 +50,14 @@ def test_overhead_shows_the_buffer_on_and_off(tmp_path):
     """In both figures, next to a proxy that stores nothing."""
     text = run("overhead.py", tmp_path / "page.md")
 
-    assert column(text, 2) == ["off", "on", "proxy"] * 2
+    assert column(text, 2) == ["off", "on", "sealed", "proxy"] * 2
+
+
+def test_early_delivery_shows_both_deliveries(tmp_path):
+    """With an exporter that keeps up, and with one that does not."""
+    text = run("figures/early_delivery.py", tmp_path / "page.md", "--seconds", "2")
+
+    assert column(text, 2) == ["unsealed", "sealed"] * 6
 
 
 def test_forward_shows_every_size_of_requests(tmp_path):

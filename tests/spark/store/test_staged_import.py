@@ -107,7 +107,7 @@ def test_discarded_rows_are_never_imported(tmp_path):
 
 def test_an_open_store_imports_during_maintenance(tmp_path):
     """The batch gets the next number and is visible to every subscriber, also in another process."""
-    with quiver.open(tmp_path, Settings(delete_grace_s=0), background=False) as store:
+    with quiver.open(tmp_path, Settings(delete_grace_s=0, deliver_unsealed=False), background=False) as store:
         subscriber = store.register("reader", start="earliest")
         store.activate()
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [1]})}))
