@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_rig import Rig, fill
+from core_rig import Rig, fill, numbered
 
 from quiver import BundleRef, StoreClosedError, UnknownSubscriberError, UsageError
 from store_rig import drain
@@ -73,3 +73,23 @@ def test_a_rewind_by_name_applies_to_every_core(rig: Rig) -> None:
         back = store.rewind("one", "earliest")
         assert sum(one.bundles for one in back.values()) == 5
         assert len(drain(store, "one")) == 5
+
+
+def test_every_core_delivers_before_its_segment_is_written(rig: Rig) -> None:
+    """Segments that are resolved in all cores have no files, and after a crash nothing is delivered again."""
+    with rig.open() as store:
+        subscriber = store.register("one", start="earliest")
+        for number in range(6):
+            store.ingest(numbered(number))
+        assert drain(store, "one") == [*range(6)]
+        store.maintain()
+        crashed = Rig(rig.fs.clone_after_kill(), rig.clock)
+        rig.clock.advance(60.0)
+        store.maintain()
+        assert [rig.segments(core) for core in range(3)] == [[], [], []]
+        assert store.stats()["open_bundles"] == 0
+        assert subscriber.next_bundle(timeout=0) is None
+    with crashed.open() as store:
+        assert drain(store, "one") == []
+        store.ingest(numbered(6))
+        assert drain(store, "one") == [6]
