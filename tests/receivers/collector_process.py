@@ -27,6 +27,7 @@ receivers:
 exporters:
   otlp_grpc/out:
     endpoint: 127.0.0.1:{far}
+    compression: {compression}
     tls: {{insecure: true}}
     retry_on_failure: {{initial_interval: 100ms, max_interval: 500ms, max_elapsed_time: 0}}
     sending_queue: {{enabled: true, storage: file_storage, block_on_overflow: true, num_consumers: 4}}
@@ -57,11 +58,12 @@ def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:
 
 
 @contextlib.contextmanager
-def collector_to(far: int, directory: Path) -> Iterator[Ports]:
+def collector_to(far: int, directory: Path, *, compression: str = "gzip") -> Iterator[Ports]:
     """A Collector that sends its data to the port *far*, and stores them in a file until that port accepts them."""
     ports = Ports(free_port(), free_port())
     config, log = directory / "collector.yaml", directory / "collector.log"
-    config.write_text(CONFIG.format(directory=directory, grpc=ports.grpc, http=ports.http, far=far))
+    text = CONFIG.format(directory=directory, grpc=ports.grpc, http=ports.http, far=far, compression=compression)
+    config.write_text(text)
     with (
         log.open("w") as out,
         subprocess.Popen([str(COLLECTOR), "--config", str(config)], stdout=out, stderr=out) as process,

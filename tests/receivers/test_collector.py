@@ -116,12 +116,35 @@ def receiving(directory, port: int, handling: str):
             child.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("handling", ["pass_through", "convert_to_arrow"])
-def test_kill_9_of_the_receiver_under_load_loses_nothing(tmp_path, handling):
+@pytest.mark.parametrize("transport", ["asyncio", "grpcio"])
+@pytest.mark.parametrize("compression", ["none", "gzip", "zstd", "snappy"])
+def test_each_compression_of_the_collector_is_accepted_or_refused(tmp_path, compression, transport):
+    request = MESSAGES["traces"].FromString((VECTORS / "traces_sdk_000.pb").read_bytes())
+    settings = OtlpSettings(listening_addr="127.0.0.1:0", transport=transport)
+    accepted = {"none", "gzip"} if transport == "grpcio" else {"none", "gzip", "zstd"}
+    with (
+        quiver.open(str(tmp_path / "store")) as store,
+        OtlpGrpcReceiver(store, settings) as receiver,
+        collector_to(receiver.port, tmp_path, compression=compression) as ports,
+    ):
+        sender = OtlpGrpcSender(ExporterSettings(f"http://127.0.0.1:{ports.grpc}"))
+        assert sender.send("traces", request.SerializeToString()).outcome == "confirmed"
+        sender.close()
+        if compression in accepted:
+            until(lambda: items(kept(tmp_path / "store", "traces")) == items(request))
+        else:
+            until(lambda: "grpc-encoding" in (tmp_path / "collector.log").read_text())
+            assert items(kept(tmp_path / "store", "traces")) == []
+
+
+@pytest.mark.parametrize(("handling", "compression"), [
+    ("pass_through", "gzip"), ("pass_through", "zstd"), ("convert_to_arrow", "zstd"),
+])  # fmt: skip
+def test_kill_9_of_the_receiver_under_load_loses_nothing(tmp_path, handling, compression):
     """The Collector discards a request once our receiver has confirmed it: every accepted one must be in the store."""
     chance, port, store = random.Random(3), free_port(), tmp_path / "store"
     number = 0
-    with collector_to(port, tmp_path) as ports:
+    with collector_to(port, tmp_path, compression=compression) as ports:
         sender = OtlpGrpcSender(ExporterSettings(f"http://127.0.0.1:{ports.grpc}"))
         for _ in range(KILLS):
             with receiving(store, port, handling):
