@@ -51,7 +51,7 @@ def test_addresses_put_ipv6_in_brackets():
     ("how", "reason"),
     [
         ({"protocol": "tcp"}, "protocol: 'tcp' is not grpc or http"),
-        ({"compression_method": "zstd"}, "compression_method: 'zstd' is not none or gzip"),
+        ({"compression_method": "snappy"}, "compression_method: 'snappy' is not none, gzip or zstd"),
         ({"denied": "maybe"}, "denied"),
         ({"timeout_s": 0}, "timeout"),
         ({"timeout_s": float("inf")}, "timeout"),

@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from ports import free_port
 from quiver.errors import SettingsError
+from quiver.exporters import zstd_channel
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.settings import ExporterSettings
@@ -21,13 +22,18 @@ RETRIED = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def sender_to():
-    made = []
+@pytest.fixture(params=["grpcio", "zstd"])
+def sender_to(request, monkeypatch):
+    """Our own client is tested against the same servers, which do not support zstd: so it does not compress here."""
+    made, own = [], {}
+    if request.param == "zstd":
+        own = {"compression_method": "zstd"}
+        monkeypatch.setattr(zstd_channel, "_ENCODING", b"identity")
+        monkeypatch.setattr(zstd_channel, "_compressed", lambda message: (message, False))
 
     def make(destination, **how):
         port = destination if isinstance(destination, int) else destination.port
-        how = {"endpoint": f"http://127.0.0.1:{port}", "timeout_s": 20.0, **how}
+        how = {"endpoint": f"http://127.0.0.1:{port}", "timeout_s": 20.0, **how, **own}
         made.append(OtlpGrpcSender(ExporterSettings(**how)))
         return made[-1]
 

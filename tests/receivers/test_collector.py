@@ -116,6 +116,25 @@ def receiving(directory, port: int, handling: str):
             child.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_our_exporters_send_zstd_to_the_collector(tmp_path, protocol):
+    request = numbered(1) * 2_000
+    with (
+        quiver.open(str(tmp_path / "store")) as store,
+        OtlpGrpcReceiver(store, OtlpSettings(listening_addr="127.0.0.1:0")) as receiver,
+        collector_to(receiver.port, tmp_path) as ports,
+    ):
+        sender_type = OtlpGrpcSender if protocol == "grpc" else OtlpHttpSender
+        port = ports.grpc if protocol == "grpc" else ports.http
+        how = ExporterSettings(f"http://127.0.0.1:{port}", protocol=protocol, compression_method="zstd")
+        sender = sender_type(how)
+        assert sender.send("logs", request).outcome == "confirmed"
+        refused = sender.send("logs", b"\xff\xff")
+        assert (refused.outcome, refused.reason) in {("refused", "INTERNAL"), ("refused", "HTTP 400")}, refused
+        sender.close()
+        until(lambda: counts(tmp_path / "store") == {1: 2_000 * ROWS})
+
+
 @pytest.mark.parametrize("transport", ["asyncio", "grpcio"])
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd", "snappy"])
 def test_each_compression_of_the_collector_is_accepted_or_refused(tmp_path, compression, transport):

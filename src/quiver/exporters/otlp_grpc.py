@@ -10,6 +10,7 @@ import grpc
 from quiver.exporters.certificates import pem_files
 from quiver.exporters.reply import Reply, confirmed_reply, grpc_reply
 from quiver.exporters.settings import ExporterSettings
+from quiver.exporters.zstd_channel import ZstdChannel
 
 __all__ = ["BATCH_ID_HEADER", "OtlpGrpcSender", "open_channel"]
 
@@ -82,7 +83,7 @@ class OtlpGrpcSender:
 
 def open_channel(settings: ExporterSettings) -> Any:
     """
-    Return a separate channel to the endpoint, which connects on first use.
+    Return a separate channel to the endpoint, which connects on first use. For zstd, that is not one of `grpcio`.
 
     Raises:
         SettingsError: a certificate file cannot be read or is invalid.
@@ -98,6 +99,8 @@ def open_channel(settings: ExporterSettings) -> Any:
         # The forwarder decides on retries: it knows the store.
         ("grpc.enable_retries", 0),
     ]
+    if settings.compression_method == "zstd":
+        return ZstdChannel(settings, message_bytes_max=_RESPONSE_BYTES_MAX)
     if not target.tls:
         return grpc.insecure_channel(target.address, options)
     files = pem_files(settings)

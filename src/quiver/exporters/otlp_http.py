@@ -9,6 +9,8 @@ import socket
 import ssl
 import threading
 
+import pyarrow as pa
+
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.exporters.certificates import client_context
 from quiver.exporters.reply import Reply, http_reply
@@ -46,8 +48,8 @@ class OtlpHttpSender:
         self._target = settings.target
         self._tls = client_context(settings) if self._target.tls else None
         self._headers = {"User-Agent": "quiver", **settings.headers, "Content-Type": "application/x-protobuf"}
-        if settings.compression_method == "gzip":
-            self._headers["Content-Encoding"] = "gzip"
+        if settings.compression_method != "none":
+            self._headers["Content-Encoding"] = settings.compression_method
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
@@ -59,6 +61,8 @@ class OtlpHttpSender:
         body = request
         if self.settings.compression_method == "gzip":
             body = gzip.compress(request, compresslevel=_GZIP_LEVEL, mtime=0)
+        elif self.settings.compression_method == "zstd":
+            body = pa.compress(request, codec="zstd", asbytes=True)
         deadline = self._clock.monotonic() + self.settings.timeout_s
         while True:
             connection, is_used = self._take()

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Protocol = Literal["grpc", "http"]
-Compression = Literal["none", "gzip"]
+Compression = Literal["none", "gzip", "zstd"]
 
 _PORTS = {"grpc": 4317, "http": 4318}
 _HEADER = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+")
@@ -107,7 +107,7 @@ class ExporterSettings:
     Attributes:
         endpoint: ``http://…`` is plain text; ``https://…``, or ``host:port`` for gRPC, is TLS.
         protocol: `grpc`, or `http` for protobuf over HTTP.
-        compression_method: compression of the requests, `none` or `gzip`.
+        compression_method: compression of the requests, `none`, `gzip` or `zstd`.
         timeout_s: the maximum duration of one request.
         ca_file: PEM file of the trusted authorities; None: the system's authorities.
         cert_file: PEM file of the client certificate; requires *key_file*.

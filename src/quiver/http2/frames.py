@@ -18,6 +18,7 @@ __all__ = [
     "reset_frame",
     "settings_frame",
     "window_frame",
+    "without_padding",
 ]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -81,3 +82,12 @@ def header_frames(stream: int, block: bytes, *, is_last: bool) -> bytes:
     frames += [frame(CONTINUATION, 0, stream, part) for part in parts[1:-1]]
     frames.append(frame(CONTINUATION, END_HEADERS, stream, parts[-1]))
     return b"".join(frames)
+
+
+def without_padding(payload: bytes, flags: int) -> bytes | None:
+    """Return the payload of DATA or HEADERS without its padding, or None if that is longer than the frame."""
+    if not flags & PADDED:
+        return payload
+    if not payload or payload[0] >= len(payload):
+        return None
+    return payload[1 : len(payload) - payload[0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 __all__ = ["LoopThread"]
@@ -28,6 +29,10 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         """Run *coroutine* in the loop and return its result. Call it from any other thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        """Run *coroutine* in the loop, without waiting for it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> None:
         """Stop the loop and its thread, and cancel all tasks that are still running in it."""

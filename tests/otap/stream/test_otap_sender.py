@@ -73,9 +73,9 @@ def receiver(store):
         yield running
 
 
-@pytest.fixture
-def sender(receiver):
-    made = sender_to(receiver.port)
+@pytest.fixture(params=["none", "zstd"])
+def sender(receiver, request):
+    made = sender_to(receiver.port, compression_method=request.param)
     yield made
     made.close()
 

@@ -193,7 +193,7 @@ class OtlpExporterConfig(ExporterConfig):
         """Protocol and compression, human-readable."""
         protocol = "gRPC" if self.grpc_endpoint else "HTTP"
         settings = self.settings()
-        packed = "gzip" if settings.compression_method == "gzip" else "not compressed"
+        packed = "not compressed" if settings.compression_method == "none" else settings.compression_method
         return f"OTLP over {protocol}, {packed}, up to {settings.in_flight_max} at once{self._combines}"
 
     @property
@@ -240,7 +240,7 @@ class OtapExporterConfig(OtlpExporterConfig):
 
     Attributes:
         compression_method: `zstd` compresses the tables inside the batches, like `arrow.payload_compression: zstd`,
-            because gRPC has no zstd for complete messages here. `gzip` compresses complete messages.
+            because compressed tables hardly shrink again as messages. `gzip` compresses complete messages.
         arrow: `payload_compression` of the tables in a batch, which may be written outside, too.
     """
 

@@ -468,11 +468,10 @@ class Connection(asyncio.Protocol):
 
 
 def _unpadded(payload: bytes, flags: int) -> bytes:
-    if not flags & h2.PADDED:
-        return payload
-    if not payload or payload[0] >= len(payload):
+    found = h2.without_padding(payload, flags)
+    if found is None:
         raise _ProtocolError(h2.PROTOCOL_ERROR, "the padding is longer than its frame")
-    return payload[1 : len(payload) - payload[0]]
+    return found
 
 
 def _peer_name(address: Any) -> str:
