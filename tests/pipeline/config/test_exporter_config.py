@@ -31,7 +31,7 @@ def test_otap_compression_has_two_levels(config, tables, messages):
     ("model", "config", "reason"),
     [
         (OtapExporterConfig, {"payload_compression": "none", "arrow": {"payload_compression": "zstd"}}, "keep one"),
-        (OtlpExporterConfig, {"compression_method": "zstd"}, "'none' or 'gzip'"),
+        (OtlpExporterConfig, {"compression_method": "snappy"}, "'none', 'gzip' or 'zstd'"),
         (OtlpExporterConfig, {"initial_retry_interval": 1, "retry": {"initial_interval": 1}}, "keep one"),
         (OtlpExporterConfig, {"retry": {"max_attempts": 0}}, "max_attempts must be at least 1"),
         (OtlpExporterConfig, {"retry": {"jitter": 2}}, "jitter must be 0 to 1"),
