@@ -38,9 +38,9 @@ def warm_memory() -> None:
     of filling it. Without this, the first contender after a pause would pay for the others. A script that does a share
     of its work touches a share of the memory: in a short run, touching memory took most of the time.
     """
-    warm_bytes = max(WARM_BYTES // _share, WARM_BYTES_MIN)
-    block = mmap.mmap(-1, warm_bytes)
     step = 1 << 20
+    warm_bytes = max(WARM_BYTES // _share, WARM_BYTES_MIN) // step * step
+    block = mmap.mmap(-1, warm_bytes)
     zeros = bytes(step)
     for start in range(0, warm_bytes, step):
         block[start : start + step] = zeros

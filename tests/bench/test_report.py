@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
+import report as report_module
 from report import SUMMARY, BenchParser, Quick, Report, Result
 
 PAGE = f"""# Page
@@ -87,3 +88,12 @@ def test_options_decide_about_rounds_and_share(monkeypatch, words, expected):
     monkeypatch.setattr(sys, "argv", ["bench", *words])
     options = BenchParser(None, quick=Quick(share=10, rounds=2)).options()
     assert (options.rounds, options.share) == expected
+
+
+@pytest.mark.parametrize("share", [1, 3, 10, 12])
+def test_every_share_of_the_memory_is_touched(monkeypatch, share):
+    """Also one that is no multiple of a step: then the last step did not fit, and the script ended."""
+    monkeypatch.setattr(report_module, "_share", share)
+    monkeypatch.setattr(report_module, "WARM_BYTES", 32 << 20)
+    monkeypatch.setattr(report_module, "WARM_BYTES_MIN", 1 << 20)
+    report_module.warm_memory()
