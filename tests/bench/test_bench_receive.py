@@ -3,7 +3,7 @@
 import pytest
 from test_bench_scripts import ROOT, column, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(960)]
 COLLECTOR = ROOT / "build" / "bin" / "otelcol-rival"
 
 

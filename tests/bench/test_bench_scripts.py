@@ -16,7 +16,10 @@ RUST_ENGINE = ROOT / "bench" / "rivals" / "rust_engine" / "target" / "release" /
 PURE = {"Quiver, pure", "Quiver, pure, runs of 256"}
 """Only beside a compiled kernel."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(960)]
+
+TIMEOUT_S = 900
+"""Beside other work, the longest script takes several minutes."""
 
 
 def run(script: str, page: Path, *words: str) -> str:
@@ -25,7 +28,7 @@ def run(script: str, page: Path, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, str(ROOT / "bench" / script), "--quick", "--write", str(page), *words],
         env={**os.environ, "PYTHONPATH": str(ROOT / "bench")}, cwd=page.parent,
-        capture_output=True, text=True, timeout=170, check=False,
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(page.parent.iterdir()) == [page]

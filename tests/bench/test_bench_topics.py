@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_bench_scripts import TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(960)
 def test_topics_shows_every_setting(tmp_path):
     """Reading, following and many topics, each next to its lower bound."""
     page = tmp_path / "page.md"
@@ -19,7 +21,7 @@ def test_topics_shows_every_setting(tmp_path):
     script = ROOT / "bench" / "topics.py"
     done = subprocess.run(
         [sys.executable, str(script), "--quick", "--only", "read", "tail", "topics", "--write", str(page)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     text = page.read_text()
