@@ -167,7 +167,7 @@ def test_times_of_day_are_refused_where_spark_has_no_type(monkeypatch, kind):
     assert from_arrow_schema(pa.schema([("at", pa.timestamp("us"))])).simpleString() == "struct<at:timestamp_ntz>"
 
 
-def test_offsets_are_added_to_what_spark_4_0_sends(monkeypatch):
+def test_offsets_are_added_to_what_arrow_18_sends(monkeypatch):
     """For the elements of lists that are all empty; the values are the same."""
     monkeypatch.setattr(spark_features, "_HAS_ALL_BUFFERS", False)
     nothing = pa.py_buffer(b"")

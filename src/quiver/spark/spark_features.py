@@ -159,16 +159,16 @@ else:
     ReadAllAvailable = ReadMaxBytes = SupportsTriggerAvailableNow = ReadLimit
 
 
-_HAS_ALL_BUFFERS = hasattr(DataSourceReader, "pushFilters")
-"""Spark 4.0 uses a version of Arrow that leaves out buffers; `pushFilters` came with the next one."""
+_HAS_ALL_BUFFERS = STREAM_LIMITS.is_available
+"""Spark 4.0 and 4.1 have Arrow 18, which leaves out buffers; Spark 4.2 has Arrow 19."""
 
 
 def complete_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
     Yield *batches*, which Spark passes to a writer, with all buffers.
 
-    Spark 4.0 sends no offsets for the elements of lists that are all empty. pyarrow accepts that, but dies with a
-    segmentation fault when it is asked for the size of such a batch.
+    Spark 4.0 and 4.1 send no offsets for the elements of lists that are all empty. pyarrow accepts that, but dies with
+    a segmentation fault when it is asked for the size of such a batch.
     """
     for batch in batches:
         yield batch if _HAS_ALL_BUFFERS else batch.take(pa.array(range(batch.num_rows), pa.int64()))

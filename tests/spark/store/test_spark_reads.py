@@ -286,4 +286,5 @@ def test_a_checkpoint_from_a_backup_is_refused(spark, store, tmp_path):
         run(stream(spark, store), Sink(), backup)
     sink = Sink()
     run(stream(spark, store, failOnDataLoss="false"), sink, backup)
-    assert sink.ids == list(range(30, 40))
+    # Without limits, the last batch before the backup is not acknowledged, and read again.
+    assert sink.ids == list(range(30 if STREAM_LIMITS.is_available else 20, 40))
