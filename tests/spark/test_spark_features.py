@@ -352,4 +352,5 @@ def test_a_stream_reads_each_bundle_once_in_every_version(spark, store, tmp_path
     run()
     run()
     assert [i for batch in sorted(batches) for i in batches[batch]] == list(range(40))
-    assert load_progress(REAL_FILES, store.root, "s").oldest_incomplete >= 3
+    # Without limits, the last batch is acknowledged when there is another one.
+    assert load_progress(REAL_FILES, store.root, "s").oldest_incomplete == (3 if STREAM_LIMITS.is_available else 2)
