@@ -6,6 +6,9 @@ library's own parser, which makes objects and nothing of them. *view* is one row
 view; *tables* is what a receiver keeps of a request, one at a time.
 
     .venv/bin/python bench/decode.py [--rounds N] [--quick] [--write docs/benchmarks.md]
+    .venv/bin/python bench/decode.py --columns  # where the time of *view* goes
+
+The environment variable ``QUIVER_PURE=1`` measures without the compiled kernel.
 """
 
 from __future__ import annotations
@@ -13,15 +16,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from time import process_time
+from typing import Any
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from quiver.otap import decode_groups, iter_bundles
+from quiver.otap import decode_groups, iter_bundles, view_schema
 from quiver.otap.arrays import FallbackNeededError
+from quiver.otap.request import measure_request
 from quiver.otap.stored import StoredTables
 from quiver.otap.tables.from_otlp import tables_of_message, tables_of_request
 from quiver.otap.views import view as views
+from quiver.otap.views.columnar import decode_columnar
 from report import BenchParser, Quick, Report, machine, noise, ratios, run_rounds
 from telemetry import ROWS, log_request
 
@@ -83,8 +90,35 @@ def tables_by_object(requests: list[bytes]) -> None:
         tables_of_message(ExportLogsServiceRequest.FromString(data), "logs")
 
 
+def print_columns(requests: list[bytes], rounds: int) -> None:
+    """Print the processor time of each step and column, in microseconds per record: the median and the lowest."""
+    schema = view_schema("logs")
+    group = requests[:14]  # about as many as one batch has
+    times: dict[str, list[float]] = {}
+
+    def measure(name: str, work: Callable[[], object]) -> Any:
+        started = process_time()
+        result = work()
+        times.setdefault(name, []).append((process_time() - started) * 1e6 / (len(group) * ROWS))
+        return result
+
+    for _ in range(rounds + 1):
+        measure("(parser alone)", lambda: parse(group))
+        measure("(measurement of requests)", lambda: [measure_request(data, "logs") for data in group])
+        found = measure("(compiled decoder)", lambda: decode_columnar(group, "logs"))
+        for name in schema.names:
+            measure(name, found.makers[name])
+    for name, found_us in sorted(times.items(), key=lambda item: -median(item[1][1:])):
+        print(f"| {name} | {median(found_us[1:]):.3f} | {min(found_us[1:]):.3f} |")
+
+
 def main() -> None:
-    options = BenchParser(__doc__, quick=Quick(share=10)).options()
+    parser = BenchParser(__doc__, quick=Quick(share=10))
+    parser.add_argument("--columns", action="store_true", help="print the processor time of each column instead")
+    options = parser.options()
+    if options.columns:
+        print_columns([log_request(seed) for seed in range(14)], options.rounds)
+        return
     requests = [log_request(seed) for seed in range(40 // options.share)]
     few = requests[: max(4, len(requests) // 8)]
     contenders = {
