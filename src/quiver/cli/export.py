@@ -154,7 +154,7 @@ def _rows_of_view(
     reader: StoreReader, view: str, columns: Sequence[str] | None, span: TimeRange, by: By
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the view's schema and rows; unreadable requests are added to the problems of *reader*."""
-    from quiver.otap.stored import slots_of_view  # noqa: PLC0415
+    from quiver.otap.stored import slots_of_view, stored_requests  # noqa: PLC0415
 
     scan = reader.scan(None, columns, *span, by=by, view=view)
 
@@ -163,7 +163,12 @@ def _rows_of_view(
         for batch in scan:
             is_there = True
             yield batch
-        if not is_there and next(reader.bundles(slots_of_view(view)), None) is None:
+        if is_there:
+            return
+        # Other programs may store other batches in the slots of OTAP tables.
+        bundles = (bundle for _, bundle in reader.bundles(slots_of_view(view)))
+        requests = (request for bundle in bundles for request in stored_requests(bundle.batches, view))
+        if next(requests, None) is None:
             raise UsageError(f"no bundle has OpenTelemetry {view}; {_sealed(_present(reader))}")
 
     return scan.schema, rows()

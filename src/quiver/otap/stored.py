@@ -61,7 +61,7 @@ def stored_requests(batches: Mapping[int, pa.RecordBatch], view: str) -> Iterato
     """
     Yield the data of one signal in a bundle's slots, as `decode_groups` accepts it.
 
-    These are requests, tables if they have many rows, or the reason why tables are invalid. Slots of other signals are
+    These are requests, tables if they have many rows, or the reason why either is invalid. Slots of other signals are
     skipped. Tables are recognized by the resource that the root table has for each row, as OTAP requires; other batches
     in the slot of a root table are skipped.
 
@@ -70,7 +70,9 @@ def stored_requests(batches: Mapping[int, pa.RecordBatch], view: str) -> Iterato
     """
     name = view_name(view)
     whole = batches.get(VIEW_SLOTS[name])
-    if whole is not None:
+    if whole is not None and "data" not in whole.schema.names:
+        yield Damage(0, f"slot {VIEW_SLOTS[name]} has no column data")
+    elif whole is not None:
         for data in whole.column("data"):
             yield data.as_py()
     signal = _signal(name)

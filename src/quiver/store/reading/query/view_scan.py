@@ -153,13 +153,7 @@ class ViewScan(Scan):
         self, bundles: Iterator[tuple[Origin, Mapping[int, pa.RecordBatch]]], origins: deque[Origin]
     ) -> Iterator[bytes | StoredTables | Damage]:
         for origin, batches in bundles:
-            found: Iterator[bytes | StoredTables | Damage]
-            raw = batches.get(VIEW_SLOTS[self._view])
-            if raw is not None and "data" not in raw.schema.names:
-                found = iter([Damage(0, f"slot {VIEW_SLOTS[self._view]} has no column data")])
-            else:
-                found = stored_requests(batches, self._view)
-            for request in found:
+            for request in stored_requests(batches, self._view):
                 origins.append(origin)
                 yield request
 
