@@ -106,7 +106,15 @@ def of_exporters(samples):
 
 def test_the_contract_includes_all_metrics_of_all_exporters():
     """A new metric is added to the contract, or to the list of those that only some exporters have."""
-    of_some = {"requests", "rejected_items", "left_out", "given_up", "replayed", "dead_letters_dropped"}
+    of_some = {
+        "requests",
+        "rejected_items",
+        "left_out",
+        "given_up",
+        "replayed",
+        "dead_letters_dropped",
+        "skipped_bundles",
+    }
     names = {metric.name.removeprefix("quiver.exporter.") for metric in METRICS if ".exporter." in metric.name}
     of_all = {name.removeprefix(PREFIX).removesuffix("_seconds") for name, _ in CONTRACT} | {"behind_seconds"}
     assert names - {f"{name}_total" for name in of_some} == of_all - {"behind"}

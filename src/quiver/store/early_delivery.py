@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from quiver.bundle import Bundle
@@ -124,13 +125,22 @@ class EarlyDelivery:
         sealing, table = self._context.sealing, self._context.subscribers.table
         pending = sealing.pending
         in_memory = {one.seq: one for one in (sealing.unsealed, *([] if pending is None else [pending.unsealed]))}
+        renumbered: dict[int, int] = {}
         for listed in self._written.segments:
-            if listed.seq not in dropped and not self._has_same_bundles(listed, in_memory.get(listed.seq)):
+            seq = self._number_now(listed, in_memory)
+            if seq is not None:
+                renumbered[listed.seq] = seq
+            elif listed.seq in dropped:
+                seq = listed.seq
+            if seq != listed.seq:
                 del self._listed[listed.seq]
+            if seq is not None:
+                self._listed[seq] = replace(listed, seq=seq)
         with table.condition:
             for seq in self._listed.keys() & in_memory.keys():
                 self._segments.unsealed[seq] = in_memory[seq]
-            for (subscriber, seq), (_, bitmap) in self._written.resolved.items():
+            for (subscriber, written), (_, bitmap) in self._written.resolved.items():
+                seq = renumbered.get(written, written)
                 if seq in self._listed and subscriber not in table.restarted:
                     segment = self._segments.find(seq)
                     count = dropped[seq] if segment is None else segment.bundle_count
@@ -138,12 +148,22 @@ class EarlyDelivery:
             for record in table.records.values():
                 record.apply_early()
 
-    def _has_same_bundles(self, listed: UnsealedSegment, unsealed: UnsealedBundles | None) -> bool:
-        """Return whether the segment with the number of *listed* has the bundles that were delivered under it."""
+    def _number_now(self, listed: UnsealedSegment, in_memory: Mapping[int, UnsealedBundles]) -> int | None:
+        """
+        Return the number of the segment that has the bundles that were delivered as *listed*, None if there is none.
+
+        It is another number if a drop was taken back: a process that has read the ledger considers the first dropped.
+        """
+        infos = self._context.catalog.segments()
+        numbers = (listed.seq, *in_memory, *(info.seq for info in infos))
+        return next((seq for seq in numbers if self._has_same_bundles(listed, seq, in_memory.get(seq))), None)
+
+    def _has_same_bundles(self, listed: UnsealedSegment, seq: int, unsealed: UnsealedBundles | None) -> bool:
+        """Return whether segment *seq* has the bundles that were delivered as *listed*."""
         wanted = listed.wal_position, listed.sequence
         if unsealed is not None:
             return unsealed.place == wanted
-        info = self._context.catalog.get(listed.seq)
+        info = self._context.catalog.get(seq)
         return (
             info is not None
             and (info.wal_position_start, info.sequence_first) == wanted
