@@ -220,7 +220,7 @@ def test_every_key_is_a_setting_of_the_sender():
         (GRPC, "{}", "give grpc_endpoint or http_endpoint, one of them"),
         (GRPC, f'{GRPC}\n      http_endpoint: "http://x"', "give grpc_endpoint or http_endpoint, one of them"),
         (GRPC, 'grpc_endpoint: "ftp://x"', "'ftp://x' is not one; write for example http://127.0.0.1:4317"),
-        ("compression_method: gzip", "compression_method: zstd", "compression_method: 'zstd' is not available"),
+        ("compression_method: gzip", "compression_method: snappy", "compression_method: 'snappy' is not available"),
         ("timeout: 15s", "timeout: 0", "timeout must be above 0"),
         ("max_in_flight: 4", "max_in_flight: 0", "max_in_flight: Input should be greater than or equal to 1"),
         ("max_retry_interval: 30s", "max_retry_interval: 1ms", "initial_retry_interval must be above 0"),

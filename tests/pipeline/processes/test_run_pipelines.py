@@ -156,13 +156,13 @@ def test_a_changed_file_is_applied_while_the_pipeline_runs(tmp_path):
     with otlp_server(tmp_path / "far", second), Run(tmp_path, file) as run:
         pid = run.children()["ingest"]["pid"]
         run.post(port, request(0))
-        write(("one", second))
-        assert run.reload() == "reloaded: one changed"
-        run.until(lambda: bodies(tmp_path / "far") == records(0))
+        write(("one", first), ("two", second))
+        assert run.reload() == "reloaded: two comes"
+        run.until(lambda: bodies(tmp_path / "far") == records(0))  # it receives the data that one has not sent
 
         write(("one", second), ("two", second))
-        assert run.reload() == "reloaded: two comes"
-        run.until(lambda: bodies(tmp_path / "far") == records(0, 0))  # it receives the existing data
+        assert run.reload() == "reloaded: one changed"
+        run.until(lambda: bodies(tmp_path / "far") == records(0, 0))
 
         file.write_text("nodes: []")
         assert "nodes must be a mapping" in run.reload()
