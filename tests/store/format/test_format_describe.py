@@ -4,12 +4,12 @@ import json
 import struct
 import zlib
 
-import format_feeding as feeding
 import format_segments as segments
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import format_feeding as feeding
 from disk_files import with_new_crc32
 from quiver.primitives.findings import Description, Problem
 from quiver.store.format.cursor import encode_cursor

@@ -6,12 +6,12 @@ import base64
 import zlib
 from array import array
 
-import format_feeding as feeding
 import format_segments as segments
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import format_feeding as feeding
 from quiver.primitives.scan import Damage
 from quiver.store.format.segment.event_times import (
     EVENT_COLUMNS_KEY,

@@ -5,13 +5,13 @@ import time
 import zlib
 from array import array
 
-import format_feeding as feeding
 import format_segments as segments
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import format_feeding as feeding
 from quiver.errors import BundleUnavailableError, UsageError
 from quiver.primitives.scan import Damage
 from quiver.store.format.segment.file import StreamEntry

@@ -3,11 +3,11 @@
 import struct
 import zlib
 
-import format_feeding as feeding
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import format_feeding as feeding
 from disk_files import with_crc32
 from quiver.errors import InvariantError
 from quiver.primitives.checksum import crc32c

@@ -3,13 +3,13 @@
 import struct
 import zlib
 
-import format_feeding as feeding
 import format_segments as segments
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import format_feeding as feeding
 from disk_files import with_new_crc32
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.segment.file import (

@@ -3,11 +3,11 @@
 import struct
 import zlib
 
-import format_feeding as feeding
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import format_feeding as feeding
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.cursor import decode_cursor, encode_cursor
 from quiver.store.format.floor import Floor, decode_floor, decode_floor_file, encode_floor

@@ -3,11 +3,11 @@
 import struct
 import zlib
 
-import format_feeding as feeding
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import format_feeding as feeding
 from quiver.errors import InvalidBundleError
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.wal_entry import (

@@ -1,10 +1,10 @@
 """The 38 bytes at the start of a WAL file."""
 
-import format_feeding as feeding
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import format_feeding as feeding
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.wal_file import WAL_HEADER_BYTES, WalHeader, decode_wal_header, encode_wal_header
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 
-import format_feeding as feeding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import format_feeding as feeding
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Frame
 from quiver.store.format.wal_entry import (

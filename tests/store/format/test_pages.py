@@ -28,7 +28,7 @@ from quiver.store.format.segment.manifest import INGESTED_AT_KEY
 
 KINDS = [
     "wal", "cursor", "segment", "progress", "early-progress", "floor", "drops", "cores", "room", "retry-set",
-    "cold-list",
+    "cold-list", "fleet-positions", "fleet-batch",
 ]  # fmt: skip
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 STRUCTS = {
@@ -43,6 +43,8 @@ STRUCTS = {
     "room": ["SIDECAR"],
     "retry-set": ["RETRY_HEADER", "RETRY_ENTRY"],
     "cold-list": ["COLD_HEADER", "COLD_ENTRY", "COLD_CHANGE"],
+    "fleet-positions": ["ACKS_HEADER", "ACK_ENTRY"],
+    "fleet-batch": ["OFFSETS_HEADER", "OFFSETS_NODE", "OFFSETS_OBJECT"],
 }
 LIMITS = {
     "wal": 2,
@@ -56,6 +58,8 @@ LIMITS = {
     "room": 0,
     "retry-set": 4,
     "cold-list": 4,
+    "fleet-positions": 2,
+    "fleet-batch": 3,
 }
 EXAMPLES = {
     "wal": 1,
@@ -69,6 +73,8 @@ EXAMPLES = {
     "room": 1,
     "retry-set": 1,
     "cold-list": 1,
+    "fleet-positions": 1,
+    "fleet-batch": 1,
 }
 
 
@@ -188,7 +194,8 @@ def test_directory_and_manifest_columns():
 @pytest.mark.parametrize(("kind", "dotted"), [
     ("wal", "wal_file.WAL_MAGIC"), ("cursor", "cursor.CURSOR_MAGIC"), ("floor", "floor.FLOOR_MAGIC"),
     ("drops", "drop_ledger.DROP_MAGIC"), ("cold-list", "cold_list.COLD_MAGIC"), ("cores", "cores.CLAIM_MAGIC"),
-    ("room", "room.CAP_MAGIC"),
+    ("room", "room.CAP_MAGIC"), ("fleet-positions", "fleet.acks.ACKS_MAGIC"),
+    ("fleet-batch", "fleet.offsets.OFFSETS_MAGIC"),
     ("early-progress", "early_progress.EARLY_MAGIC"),
     ("segment", "segment.file.SEGMENT_MAGIC"), ("progress", "progress.PROGRESS_MAGIC"),
 ])  # fmt: skip

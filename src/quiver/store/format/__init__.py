@@ -19,6 +19,7 @@ module                purpose
 `drop_ledger.py`      segments that a policy dropped, until every subscriber has recorded it (pure)
 `early_progress.py`   what subscribers resolved of bundles that are not in a segment yet (pure)
 `cold_list.py`        the segments that have a copy in the object tier (pure)
+`fleet/`              the objects that stores share with their readers in one bucket (pure)
 `cores.py`            how stores share one size cap: directory names and claims (pure)
 `sink_commit.py`      the commit of a Spark sink (pure)
 `audit.py`            the outcome of each bundle (pure)

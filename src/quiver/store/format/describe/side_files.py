@@ -15,9 +15,12 @@ from quiver.primitives.scan import Answer, Frame
 from quiver.store.format.audit import AuditRecord, decode_audit
 from quiver.store.format.cold_list import COLD_MAGIC, decode_cold_list
 from quiver.store.format.cores import CLAIM_MAGIC, CORE_CLAIM, EVICTED, decode_claim
+from quiver.store.format.describe.fleet_objects import FLEET_KINDS
 from quiver.store.format.drop_ledger import DROP_MAGIC, decode_drop_ledger
 from quiver.store.format.early_progress import EARLY_MAGIC, decode_early_progress
 from quiver.store.format.exporter_report import decode_report
+from quiver.store.format.fleet.acks import ACKS_MAGIC
+from quiver.store.format.fleet.offsets import OFFSETS_MAGIC
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import (
     AUDIT_PREVIOUS,
@@ -78,6 +81,8 @@ def side_kind_by_head(head: bytes) -> str | None:
         COLD_MAGIC: "cold list",
         CAP_MAGIC: "size cap",
         WANTED_MAGIC: "room wanted",
+        ACKS_MAGIC: "fleet positions",
+        OFFSETS_MAGIC: "fleet batch",
     }
     if head.startswith(SNAPSHOT_PREFIX):
         return "snapshot list"
@@ -314,4 +319,5 @@ SIDE_KINDS: dict[str, FileKind] = {
     "lock": FileKind(_describe_lock),
     "kept copy": FileKind(_describe_kept, LOG_BYTES_MAX),
     "receiver database": FileKind(_describe_database),
+    **FLEET_KINDS,
 }
