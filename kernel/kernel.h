@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Changes with every change of a signature; primitives/kernel.py ignores a kernel with another number. */
-#define KERNEL_API 8
+#define KERNEL_API 9
 
 /* Below this many bytes a call keeps the GIL: to get it back can take a switch interval of 5 ms. */
 #define GIL_BYTES_MIN (64 * 1024)
@@ -83,7 +83,7 @@ PyObject *kernel_crc32c(PyObject *module, PyObject *args);
 PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args);
 PyObject *kernel_gather_bytes(PyObject *module, PyObject *args);
 PyObject *kernel_gather_numbers(PyObject *module, PyObject *args);
-PyObject *kernel_nested_times(PyObject *module, PyObject *args);
+PyObject *kernel_nested_items(PyObject *module, PyObject *args);
 PyObject *kernel_pack_texts(PyObject *module, PyObject *array);
 PyObject *kernel_pwritev(PyObject *module, PyObject *args);
 PyObject *kernel_scan_records(PyObject *module, PyObject *args);

@@ -21,8 +21,8 @@ static PyMethodDef METHODS[] = {
      "gather_bytes(data, starts, ends, kinds, kind, keeps_rows, /): the bytes of all values of a kind."},
     {"gather_numbers", kernel_gather_numbers, METH_VARARGS,
      "gather_numbers(data, starts, ends, kinds, kind, form, /): the numbers of all values of a kind."},
-    {"nested_times", kernel_nested_times, METH_VARARGS,
-     "nested_times(data, offsets, levels, fields, /): the number and the range of the times in nested messages."},
+    {"nested_items", kernel_nested_items, METH_VARARGS,
+     "nested_items(data, offsets, levels, fields, /): the number, times and sizes of nested messages."},
     {"pack_texts", kernel_pack_texts, METH_O, "pack_texts(objects, /): an array of str objects as a column of UTF-8."},
     {NULL, NULL, 0, NULL},
 };

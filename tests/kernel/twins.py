@@ -30,7 +30,7 @@ from quiver.otap.any_values import (
     values_in_python,
 )
 from quiver.otap.arrays import FallbackNeededError
-from quiver.otap.request_times import NESTINGS, nested_times_in_python
+from quiver.otap.request_nesting import NESTINGS, nested_items_in_python
 from quiver.primitives import checksum
 from quiver.qwp.tables import objects_in_kernel, objects_in_python
 from quiver.store.encode import copy_message_in_python
@@ -172,7 +172,7 @@ def array_of(objects, values: list[object]) -> object:
     return array.type, array.to_pylist()
 
 
-def walked(nested_times, data: bytes) -> object:
+def walked(nested_items, data: bytes) -> object:
     """Requests that are the bytes, and whose records, behind each other, are the bytes or parts of them."""
     third = len(data) // 3
     record = b"\x09" + data[:8].ljust(8, b"\0") + b"\x12" + varint(len(data)) + data
@@ -183,7 +183,8 @@ def walked(nested_times, data: bytes) -> object:
             whole = bytes([level[0] << 3 | 2]) + varint(len(whole)) + whole
         for messages in ((data,), (whole, whole[:-third] + data), (data[:third], data[third:], b"")):
             ends = np.cumsum([0, *map(len, messages)]).astype(np.int32)
-            found.append(nested_times(b"".join(messages), ends.tobytes(), *nesting.packed))
+            for fields in (bytes(nesting.times), b""):
+                found.append(nested_items(b"".join(messages), ends.tobytes(), nesting.packed, fields))
     return found
 
 
@@ -212,7 +213,7 @@ TWINS = {
     "crc64_nvme": Twin(checksum.crc64_nvme, continued),
     "gather_bytes": Twin(values_in_python, gathered, values_in_kernel),
     "gather_numbers": Twin(values_in_python, gathered, values_in_kernel),
-    "nested_times": Twin(nested_times_in_python, walked),
+    "nested_items": Twin(nested_items_in_python, walked),
     "pack_texts": Twin(objects_in_python, converted, objects_in_kernel),
     "pwritev": Twin(os.pwritev, written),
     "scan_records": Twin(record._scan_batch_in_python, scanned, record._scan_batch_in_kernel),

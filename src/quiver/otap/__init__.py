@@ -9,6 +9,7 @@ module                  purpose
 `views/`                flat views: one row per log record, span or data point (pure)
 `stored.py`             `stored_requests`: the requests and tables of one signal in a bundle's slots
 `request.py`            validation of a request, and an estimate of the size of its rows
+`request_nesting.py`    a walk over nested messages: the number, times and sizes of a request's items
 `request_times.py`      the range of event times in requests, without decoding the rest
 `request_shapes.py`     the nesting of requests, by signal
 `wire_schema.py`        protobuf descriptors reduced to the fields that a view shows

@@ -1,22 +1,25 @@
 """
 Validation of an encoded OTLP export request, and an estimate of the size of its rows.
 
-`parse_request` parses all of it; `measure_request` only parses its nesting, ten times as fast. The protobuf library
-refuses truncated messages, invalid UTF-8, unbalanced groups, and nesting deeper than about 100 messages. Unknown fields
-are skipped.
+`parse_request` parses all of it; `measure_request` only parses its nesting, several times as fast, or walks it in the
+compiled kernel, a hundred times as fast. The protobuf library refuses truncated messages, invalid UTF-8, unbalanced
+groups, and nesting deeper than about 100 messages. Unknown fields are skipped.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from quiver.otap.request_nesting import NESTINGS
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.views.schemas import view_name
 from quiver.otap.wire_schema import shell_class
+from quiver.primitives.kernel import KERNEL
 from quiver.primitives.scan import Damage
 
 __all__ = ["ROWS_BYTES_MAX", "ParsedRequest", "RequestSize", "measure_request", "parse_request"]
@@ -28,6 +31,8 @@ The maximum size of a request's rows. A resource is repeated on every row, so a 
 """
 
 _PART_BYTES_MAX = 64 * 1024
+_INT32_MAX = 2**31 - 1
+_LEVELS = {view: nesting.packed for view, nesting in NESTINGS.items()}
 _METRIC_KINDS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 _ROW_BYTES = 300
 """The size of an empty row in Arrow."""
@@ -71,16 +76,33 @@ def measure_request(data: bytes | memoryview, signal: str) -> RequestSize | Dama
         UsageError: no such signal.
     """
     view = view_name(signal)
+    found = _sizes_by_protobuf(data, view) if KERNEL is None else _sizes_in_kernel(data, view)
+    if found is None:
+        read = parse_request(data, view)
+        return read if isinstance(read, Damage) else RequestSize(read.rows, read.rows_bytes)
+    rows, repeated_bytes = found
+    return _bounded(len(data), rows, repeated_bytes, lambda rows_bytes: RequestSize(rows, rows_bytes))
+
+
+def _sizes_in_kernel(data: bytes | memoryview, view: str) -> tuple[int, int] | None:
+    """Return the number of rows and the size of the data repeated on them; None if it must be parsed completely."""
+    if len(data) > _INT32_MAX:
+        return None
+    found = KERNEL.nested_items(data, struct.pack("2i", 0, len(data)), _LEVELS[view], b"")
+    if found is None or found[4] > _PART_BYTES_MAX:
+        return None
+    return found[0], found[3]
+
+
+def _sizes_by_protobuf(data: bytes | memoryview, view: str) -> tuple[int, int] | None:
+    """Return the same without the kernel."""
     try:
         message: Any = shell_class(view).FromString(data)
     except DecodeError:
-        read = parse_request(data, view)  # for an error message with the name of the real message
-        return read if isinstance(read, Damage) else RequestSize(read.rows, read.rows_bytes)
+        return None  # so that the error message has the name of the real message
     if len(data) > _PART_BYTES_MAX and _largest_part(message) > _PART_BYTES_MAX:
-        read = parse_request(data, view)
-        return read if isinstance(read, Damage) else RequestSize(read.rows, read.rows_bytes)
-    rows, repeated_bytes = _measure(message, view, len)
-    return _bounded(len(data), rows, repeated_bytes, lambda found: RequestSize(rows, found))
+        return None
+    return _measure(message, view, len)
 
 
 def parse_request(data: bytes | memoryview, signal: str) -> ParsedRequest | Damage:

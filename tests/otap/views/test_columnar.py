@@ -1,15 +1,20 @@
 """The columnar decoder returns exactly the rows that protobuf objects return, or needs the fallback."""
 
 import sys
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
 from otap_random import random_request
 
 from quiver.otap import decode_requests, view_schema
+from quiver.otap import request as requests_module
 from quiver.otap.arrays import FallbackNeededError
 from quiver.otap.request import RequestSize, measure_request, parse_request
+from quiver.otap.request_nesting import nested_items_in_python
 from quiver.otap.views import view as module
 from quiver.otap.views.columnar import decode_columnar
 from quiver.primitives.scan import Damage
@@ -109,6 +114,7 @@ def test_a_duplicate_key_needs_the_fallback(distinct):
     assert dict(decoded.batch.column("attributes")[1].as_py())["same"]["int_value"] is None
 
 
+@pytest.mark.usefixtures("measured_by")
 def test_deeply_nested_groups_are_refused_before_decoding():
     """150,000 open groups in a record would exhaust the stack of a decoder without a limit and end the process."""
     groups = b"\x4b" * 150_000
@@ -125,6 +131,34 @@ def test_deeply_nested_groups_are_refused_before_decoding():
         assert decode_requests([data], "logs").bad
 
 
+@pytest.fixture(params=["kernel", "python", "protobuf"])
+def measured_by(request, monkeypatch):
+    """Requests are measured in the kernel, by its twin, and by the protobuf library."""
+    if request.param == "kernel" and requests_module.KERNEL is None:
+        pytest.skip("the compiled kernel is not in use")
+    if request.param == "python":
+        monkeypatch.setattr(requests_module, "KERNEL", SimpleNamespace(nested_items=nested_items_in_python))
+    if request.param == "protobuf":
+        monkeypatch.setattr(requests_module, "KERNEL", None)
+
+
+@pytest.mark.usefixtures("measured_by")
+def test_a_metric_with_two_kinds_has_the_points_of_the_last_one():
+    """A oneof that is set twice has its last value; both have points."""
+    request = ExportMetricsServiceRequest()
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add()
+    metric.gauge.data_points.add()
+    twice = metric.SerializeToString()
+    metric.sum.data_points.extend([NumberDataPoint(), NumberDataPoint()])
+    twice += metric.SerializeToString()
+    scope = b"\x12" + bytes([len(twice)]) + twice
+    resource = b"\x12" + bytes([len(scope)]) + scope
+    measured = measure_request(b"\x0a" + bytes([len(resource)]) + resource, "metrics")
+    assert isinstance(measured, RequestSize)
+    assert measured.rows == 2
+
+
+@pytest.mark.usefixtures("measured_by")
 @pytest.mark.parametrize("view", ["logs", "spans", "metrics"])
 def test_measuring_agrees_with_parsing(view):
     for seed in range(100):

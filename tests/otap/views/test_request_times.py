@@ -10,8 +10,9 @@ from otap_random import random_request
 
 from otlp_requests import log_request, metric_request, span_request
 from quiver.otap import request_times as module
+from quiver.otap.request_nesting import NESTINGS, nested_items_in_python
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.request_times import NESTINGS, RequestTimes, nested_times_in_python, request_times
+from quiver.otap.request_times import RequestTimes, request_times
 from quiver.otap.views.event_time import event_times
 from quiver.otap.views.view import decode_requests
 
@@ -24,7 +25,7 @@ EVENT_TIMES = {
 
 
 class PythonTwin:
-    nested_times = staticmethod(nested_times_in_python)
+    nested_items = staticmethod(nested_items_in_python)
 
 
 @pytest.fixture(params=["kernel", "python", "protobuf"])
@@ -44,9 +45,13 @@ def test_the_nesting_is_that_of_the_messages(view):
     names = [{shape.resources}, {shape.scopes}, {shape.items}]
     if view == "metrics":
         names += [{"gauge", "sum", "histogram", "exponential_histogram", "summary"}, {"data_points"}]
-    for level, expected in zip(NESTINGS[view].levels, names, strict=True):
+    for level, repeated, expected in zip(NESTINGS[view].levels, NESTINGS[view].repeated, names, strict=True):
         fields = [message.fields_by_number[number] for message in messages for number in level]
         assert {field.name for field in fields} == expected
+        others = [field for message in messages for field in message.fields if field not in fields]
+        assert {field.number for field in others if field.type in {field.TYPE_STRING, field.TYPE_MESSAGE}} == set(
+            repeated
+        )
         messages = [field.message_type for field in fields]
     for item in messages:
         assert [item.fields_by_number[number].name for number in NESTINGS[view].times] == EVENT_TIMES[view]

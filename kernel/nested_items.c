@@ -1,24 +1,32 @@
 /*
- * The times in serialized protobuf messages, without decoding the rest. The twin is in quiver/otap/request_times.py,
- * which knows the messages: the levels of nesting and the fields of the times are arguments.
+ * The number, the times and the sizes of nested protobuf messages, without decoding the rest. The twin is in
+ * quiver/otap/request_nesting.py, which knows the messages: the levels of nesting and the fields of the times are
+ * arguments.
  */
 #include "kernel.h"
 
 #define LEVELS_MAX 8
 #define TIMES_MAX 2
 #define FIELDS 64 /* only fields with a smaller number can be a level */
+#define TAG_BYTES_MAX 5
 #define VARINT_BYTES_MAX 10
 #define CONTINUES 0x80
 
 enum { VARINT = 0, FIXED_64 = 1, LENGTH_DELIMITED = 2, FIXED_32 = 5 }; /* wire types */
 
+/* One level of messages. Bit n of a mask is field n. */
+typedef struct {
+    uint64_t nested;   /* contains messages of the next level */
+    uint64_t repeated; /* is repeated on every item below */
+} Level;
+
 typedef struct {
     const uint8_t *data;
-    uint64_t levels[LEVELS_MAX]; /* bit n: field n contains messages of the next level */
+    Level levels[LEVELS_MAX];
     size_t level_count;
     uint8_t fields[TIMES_MAX];
     size_t field_count;
-    uint64_t items, low, high;
+    uint64_t items, low, high, repeated_bytes, part_bytes_max;
 } Times;
 
 /* Read a number of at most ten bytes before `end`; return where it ends, or 0. */
@@ -36,14 +44,18 @@ static inline size_t read_varint(const uint8_t *data, size_t at, size_t end, uin
 /* Walk the message from `at` to `end`; return 0 for an encoding that the twin does not decode either. */
 static int walk(Times *times, size_t at, size_t end, size_t level) {
     const uint8_t *data = times->data;
-    int is_item = level == times->level_count;
-    uint64_t found[TIMES_MAX] = {0};
+    int is_item = level == times->level_count, met = 0;
+    Level mask = is_item ? (Level){0} : times->levels[level];
+    uint64_t found[TIMES_MAX] = {0}, items_before = times->items, repeated = 0;
+    times->items += (uint64_t)is_item;
+    if (is_item && times->field_count == 0)
+        return 1;
     while (at < end) {
         uint64_t tag, length;
-        at = read_varint(data, at, end, &tag);
+        at = read_varint(data, at, end - at > TAG_BYTES_MAX ? at + TAG_BYTES_MAX : end, &tag);
         if (!at || tag >> 3 == 0 || tag > UINT32_MAX)
             return 0;
-        uint64_t field = tag >> 3, type = tag & 7;
+        uint64_t field = tag >> 3, type = tag & 7, bit = field < FIELDS ? 1ULL << field : 0;
         length = type == FIXED_64 ? 8 : 4;
         if (type == VARINT || type == LENGTH_DELIMITED)
             at = read_varint(data, at, end, &length);
@@ -56,17 +68,25 @@ static int walk(Times *times, size_t at, size_t end, size_t level) {
         for (size_t number = 0; is_item && type == FIXED_64 && number < times->field_count; number++)
             if (field == times->fields[number])
                 memcpy(&found[number], data + at, 8);
-        int is_level = type == LENGTH_DELIMITED && !is_item && field < FIELDS && times->levels[level] >> field & 1;
-        if (is_level && !walk(times, at, at + (size_t)length, level + 1))
-            return 0;
+        if (type == LENGTH_DELIMITED && bit & (mask.nested | mask.repeated)) {
+            int is_nested = (bit & mask.nested) != 0, is_part = !is_nested || level + 1 == times->level_count;
+            __builtin_prefetch(data + at + 4 * length); /* about where the head of the fourth item from here is */
+            if (is_part && length > times->part_bytes_max)
+                times->part_bytes_max = length;
+            if (!is_nested)
+                repeated += length;
+            /* Several fields are the arms of a oneof, of which a message has one. */
+            else if ((mask.nested & (mask.nested - 1) && met++) || !walk(times, at, at + (size_t)length, level + 1))
+                return 0;
+        }
         at += (size_t)length;
     }
     uint64_t time = found[0] ? found[0] : found[1];
-    times->items += (uint64_t)is_item;
     if (time != 0 && time < times->low)
         times->low = time;
     if (time > times->high)
         times->high = time;
+    times->repeated_bytes += (times->items - items_before) * repeated;
     return 1;
 }
 
@@ -84,8 +104,8 @@ static int walk_all(Times *times, const Py_buffer *data, const Py_buffer *offset
     return 1;
 }
 
-/* nested_times(data, offsets, levels, fields) -> None | (items, earliest, latest) */
-PyObject *kernel_nested_times(PyObject *module, PyObject *args) {
+/* nested_items(data, offsets, levels, fields) -> None | (items, earliest, latest, repeated bytes, longest part) */
+PyObject *kernel_nested_items(PyObject *module, PyObject *args) {
     (void)module;
     Py_buffer data, offsets, levels, fields;
     Times times = {.low = UINT64_MAX};
@@ -93,10 +113,10 @@ PyObject *kernel_nested_times(PyObject *module, PyObject *args) {
         return NULL;
     int done = -1;
     times.data = data.buf;
-    times.level_count = (size_t)levels.len / sizeof(uint64_t);
+    times.level_count = (size_t)levels.len / sizeof(Level);
     times.field_count = (size_t)fields.len;
     if (times.level_count <= LEVELS_MAX && times.field_count <= TIMES_MAX && offsets.len >= (Py_ssize_t)sizeof(int32_t)) {
-        memcpy(times.levels, levels.buf, times.level_count * sizeof(uint64_t));
+        memcpy(times.levels, levels.buf, times.level_count * sizeof(Level));
         memcpy(times.fields, fields.buf, times.field_count);
         if ((size_t)data.len < GIL_BYTES_MIN) {
             done = walk_all(&times, &data, &offsets);
@@ -116,6 +136,7 @@ PyObject *kernel_nested_times(PyObject *module, PyObject *args) {
     }
     if (!done)
         Py_RETURN_NONE;
-    return Py_BuildValue("KKK", (unsigned long long)times.items, (unsigned long long)times.low,
-                         (unsigned long long)times.high);
+    return Py_BuildValue("KKKKK", (unsigned long long)times.items, (unsigned long long)times.low,
+                         (unsigned long long)times.high, (unsigned long long)times.repeated_bytes,
+                         (unsigned long long)times.part_bytes_max);
 }
