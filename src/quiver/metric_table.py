@@ -105,6 +105,7 @@ METRICS: tuple[Metric, ...] = (
         "Connections refused because of the connection limit.",
         "protocol",
     ),
+    _counter("quiver.receiver.calls_total", "{call}", "Flight calls that ended.", "method", "outcome"),
     _counter("quiver.receiver.messages_total", "{message}", "QWP messages answered.", "protocol", "outcome"),
     _counter("quiver.receiver.rows_total", "{row}", "Rows of QWP tables stored.", "protocol"),
     _counter(

@@ -25,6 +25,7 @@ module             purpose
 `measure.py`       the measurements of `quiver bench`
 `topic/`           `quiver topic`
 `aof/`             `quiver aof`
+`flight/`          `quiver serve`
 `qwp/`             `quiver qwp`
 `version.py`       `quiver --version`
 `console/`         output and parsing of arguments

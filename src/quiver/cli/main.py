@@ -79,6 +79,7 @@ def _add_commands(app: typer.Typer) -> None:
         version,
     )
     from quiver.cli.aof import commands as aof  # noqa: PLC0415
+    from quiver.cli.flight import serve  # noqa: PLC0415
     from quiver.cli.qwp import commands as qwp  # noqa: PLC0415
     from quiver.cli.stats import commands as stats  # noqa: PLC0415
     from quiver.cli.stats import top  # noqa: PLC0415
@@ -86,6 +87,7 @@ def _add_commands(app: typer.Typer) -> None:
 
     app.callback()(version.options)
     app.command("run", short_help="Run a pipeline until it is stopped.")(run.run)
+    app.command("serve", short_help="Serve stores over Arrow Flight.")(serve.serve)
     app.command("demo", short_help="Run a pipeline under load and kill its processes.")(demo.demo)
     app.command("inspect", short_help="Describe a file.")(inspect.inspect)
     app.command("verify", short_help="Read a complete store and list damage.")(verify.verify)

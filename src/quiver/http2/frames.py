@@ -12,6 +12,7 @@ __all__ = [
     "WINDOW_BYTES",
     "WINDOW_BYTES_MAX",
     "data_frame",
+    "data_head",
     "frame",
     "goaway_frame",
     "header_frames",
@@ -70,6 +71,11 @@ def goaway_frame(last_stream: int, code: int, reason: bytes = b"") -> bytes:
 def data_frame(stream: int, data: bytes, *, is_last: bool = False) -> bytes:
     """Return DATA."""
     return frame(DATA, END_STREAM if is_last else 0, stream, data)
+
+
+def data_head(stream: int, length: int) -> bytes:
+    """Return the head of DATA with *length* bytes, which the caller sends after it."""
+    return HEAD.pack(length >> 8, length & 0xFF, DATA, 0, stream)
 
 
 def header_frames(stream: int, block: bytes, *, is_last: bool) -> bytes:

@@ -10,10 +10,11 @@ import asyncio
 import base64
 import binascii
 import struct
+from collections.abc import Sequence
 from typing import Any, Protocol, Self
 from urllib.parse import quote
 
-from quiver.http2.frames import NO_ERROR, WINDOW_BYTES, data_frame, header_frames, reset_frame, window_frame
+from quiver.http2.frames import NO_ERROR, WINDOW_BYTES, data_head, header_frames, reset_frame, window_frame
 from quiver.http2.hpack import Headers, encode_headers
 from quiver.receivers.intake import Encoding
 
@@ -35,6 +36,8 @@ ACCEPTED_ENCODINGS |= {b"zstdarrow%d" % level: "zstd" for level in range(1, 11)}
 
 _PREFIX = struct.Struct(">BI")
 _SMALL_BYTES = 1024
+_WRITE_BYTES_MAX = 256 * 1024
+"""How much of a message is passed to the transport at once: many frames in one system call."""
 _HEAD = [
     (b":status", b"200"),
     (b"content-type", b"application/grpc"),
@@ -64,7 +67,11 @@ class CallConnection(Protocol):
 
     @property
     def send_room(self) -> int:
-        """The number of bytes of a message that may be sent now."""
+        """The number of bytes of messages that may be sent now."""
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The maximum number of bytes in one frame."""
 
     def write(self, data: bytes) -> None:
         """Send frames that flow control does not apply to."""
@@ -267,26 +274,32 @@ class Call:
             if not name.startswith(b":") and name not in _RESERVED
         )
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, *parts: bytes | memoryview) -> None:
         """
-        Send a message, when the client accepts it.
+        Send a message that consists of *parts*, when the client accepts it.
 
         Raises:
             CallClosedError: the client has ended the call.
         """
-        data = _PREFIX.pack(0, len(message)) + message
-        at = 0
-        while at < len(data):
-            size = min(len(data) - at, self.send_window, self.connection.send_room)
+        left = sum(map(len, parts))
+        pieces = _Pieces([_PREFIX.pack(0, left), *parts])
+        left += _PREFIX.size
+        while left:
+            size = min(left, self.send_window, self.connection.send_room, _WRITE_BYTES_MAX)
             if self.is_closed:
                 raise CallClosedError("the client has ended the call")
             if size <= 0:
                 await self.connection.more_room()
                 continue
-            part = data[at : at + size]
+            frames: list[bytes | memoryview] = [self._head()]
+            frame_bytes_max = self.connection.frame_bytes_max
+            for at in range(0, size, frame_bytes_max):
+                length = min(frame_bytes_max, size - at)
+                frames.append(data_head(self.stream, length))
+                frames += pieces.take(length)
             self.send_window -= size
-            self.connection.send_data(self._head() + data_frame(self.stream, part), size)
-            at += size
+            self.connection.send_data(b"".join(frames), size)
+            left -= size
 
     async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
         """
@@ -340,6 +353,30 @@ class Call:
             self.connection.forget(self)
             if self._reader is not None and not self._reader.done():
                 self._reader.set_result(None)
+
+
+class _Pieces:
+    """Takes bytes from several buffers in turn, without copying them."""
+
+    __slots__ = ("_at", "_index", "_parts")
+
+    def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
+        self._parts = [memoryview(part) for part in parts]
+        self._index = 0
+        self._at = 0
+
+    def take(self, size: int) -> list[memoryview]:
+        """Return views of the next *size* bytes."""
+        found = []
+        while size:
+            part = self._parts[self._index]
+            view = part[self._at : self._at + size]
+            found.append(view)
+            size -= len(view)
+            self._at += len(view)
+            if self._at == len(part):
+                self._index, self._at = self._index + 1, 0
+        return found
 
 
 _MESSAGE_SAFE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"

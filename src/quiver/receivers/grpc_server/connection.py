@@ -384,8 +384,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def send_room(self) -> int:
-        """The number of bytes of a message that may be sent now."""
-        return 0 if self._is_paused else min(self._send_window, self._peer_frame_max)
+        """The number of bytes of messages that may be sent now."""
+        return 0 if self._is_paused else self._send_window
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The maximum number of bytes in one frame."""
+        return self._peer_frame_max
 
     def send_data(self, data: bytes, flow_bytes: int) -> None:
         """Send frames that take *flow_bytes* of the connection's window."""

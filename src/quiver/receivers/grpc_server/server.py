@@ -8,6 +8,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from quiver.http2.frames import header_frames
 from quiver.http2.hpack import Headers, encode_headers, list_bytes
@@ -15,7 +16,7 @@ from quiver.observe import Observer
 from quiver.receivers.grpc_server.call import ACCEPTED_ENCODINGS, Call, CallAborted, CallClosedError
 from quiver.receivers.grpc_server.connection import HEADER_LIST_BYTES_MAX, Connection
 from quiver.receivers.otlp.http_listener import ConnectionLimits, HttpListener
-from quiver.receivers.settings import KeepaliveSettings, OtlpSettings, split_address
+from quiver.receivers.settings import KeepaliveSettings, split_address
 
 __all__ = ["GrpcServer", "Method"]
 
@@ -43,6 +44,34 @@ class Method:
     is_watch: bool = False
 
 
+class _ServerSettings(Protocol):
+    """The settings of a server; see `OtlpSettings`."""
+
+    @property
+    def listening_addr(self) -> str: ...
+
+    @property
+    def max_request_bytes(self) -> int: ...
+
+    @property
+    def receiving_bytes_max(self) -> int: ...
+
+    @property
+    def requests_waiting_max(self) -> int: ...
+
+    @property
+    def connections_max(self) -> int: ...
+
+    @property
+    def head_timeout_s(self) -> float: ...
+
+    @property
+    def keepalive(self) -> KeepaliveSettings: ...
+
+    @property
+    def share_port(self) -> bool: ...
+
+
 class GrpcServer:
     """
     Serves gRPC on one address. Runs entirely in one event loop.
@@ -57,7 +86,7 @@ class GrpcServer:
     def __init__(
         self,
         methods: Mapping[str, Method],
-        settings: OtlpSettings,
+        settings: _ServerSettings,
         context: ssl.SSLContext | None,
         observer: Observer,
     ) -> None:

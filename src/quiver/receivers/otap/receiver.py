@@ -19,10 +19,10 @@ import grpc
 from grpc import aio
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import QuiverError
 from quiver.observe import Observer
 from quiver.otap import BatchStatus, StatusCode, encode_status
 from quiver.otap.tables.payload_schema import SIGNALS
+from quiver.receivers.group_sync import GroupSync
 from quiver.receivers.grpc_server.call import CallClosedError
 from quiver.receivers.intake import IntakeResult, IntakeStore, OtlpIntake
 from quiver.receivers.otap.intake import OtapIntake, OtapStream, Taken
@@ -79,8 +79,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         self._taking = ThreadPoolExecutor(1, thread_name_prefix="quiver-otap-taking")
         self._streaming = Places(self.otap.streams_max)
         self._closing: asyncio.Event | None = None
-        self._unsynced: list[asyncio.Future[str]] = []
-        self._syncing: asyncio.Task[None] | None = None
+        self._syncs = GroupSync(self._make_durable, self.pool)
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Refuse new requests immediately, and give current ones *grace_s* seconds. Idempotent."""
@@ -190,7 +189,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         if status is None:
             return
         if taken.stored and self.settings.ack == "synced":
-            failure = await self._synced()
+            failure = await self._syncs.wait()
             if failure:
                 status = BatchStatus(status.batch_id, StatusCode.UNAVAILABLE, failure)
         text = status.message[:_MESSAGE_CHARS_MAX]
@@ -200,30 +199,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
             ):  # the client disconnected, and will send the batch again
                 await context.write(encode_status(BatchStatus(status.batch_id, status.code, text)))
 
-    async def _synced(self) -> str:
-        """Wait until everything stored so far is on disk. Return the error, or "". All streams share the syncs."""
-        waiter: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._unsynced.append(waiter)
-        if self._syncing is None or self._syncing.done():
-            self._syncing = asyncio.create_task(self._sync_all())
-        return await waiter
-
     def _make_durable(self) -> None:
         self._store.sync()
         if isinstance(self.intake.window, RequestWindow):
             self.intake.window.note_durable()
-
-    async def _sync_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._unsynced:
-            waiters, self._unsynced = self._unsynced, []
-            failure = "the receiver is stopping"
-            try:
-                await loop.run_in_executor(self.pool, self._make_durable)
-                failure = ""
-            except (QuiverError, OSError) as error:
-                failure = str(error) or type(error).__name__
-            finally:
-                for waiter in waiters:
-                    if not waiter.done():
-                        waiter.set_result(failure)

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
+from quiver.bundle import OTAP, SLOT_MAX, Adapter, Bundle, BundleRef
 from quiver.errors import CorruptionError, UsageError
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
@@ -39,7 +39,7 @@ from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
 from quiver.store.reading.digests import SegmentDigests
 from quiver.store.reading.directory import StoreDirectory
 from quiver.store.reading.log_tail import LogFile, snapshot_log, uncovered
-from quiver.store.reading.query.scan import Scan
+from quiver.store.reading.query.scan import Scan, plan
 from quiver.store.reading.query.slot_scan import SlotScan, table_names
 from quiver.store.reading.query.time_range import By, Moment
 from quiver.store.segment.info import SegmentInfo, SegmentStatistics
@@ -196,6 +196,22 @@ class StoreReader:
         wanted = None if slots is None else frozenset(self._adapter.slot(slot) for slot in slots)
         passes = (_Pass(digests.directory, self._adapter, wanted).run() for digests in self._stores())
         return itertools.chain.from_iterable(passes)
+
+    def slots(self) -> list[int]:
+        """
+        Return the slots that have data, also if it is only in the log, ascending. The data is not read.
+
+        Raises:
+            CorruptionError: a file is damaged, and the reader is strict.
+        """
+        found: set[int] = set()
+        for digests in self._stores():
+            part = plan(digests, range(SLOT_MAX + 1))
+            for seq in part.segments:
+                digest = digests.get(seq)
+                found.update(stream.slot for stream in (() if digest is None else digest.streams))
+            found.update(slot.slot for _, scanned in part.tail for slot in scanned.entry.slots)
+        return sorted(found)
 
     def tables(self) -> list[str]:
         """

@@ -1,0 +1,1 @@
+"""`quiver serve`: stores over Arrow Flight."""
