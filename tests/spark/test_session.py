@@ -1,27 +1,12 @@
-"""Settings of a session, without a session."""
+"""The start and the end of a session."""
 
-from pathlib import Path
+import os
+import subprocess
+import sys
 
 import pytest
 
-from quiver.spark.spark_session import _end, _local_sockets, session
-
-
-def test_local_processes_use_unix_sockets():
-    """In a directory of this process only."""
-    assert _local_sockets("local[2]", Path("/tmp/quiver-spark-1")) == {
-        "spark.python.unix.domain.socket.enabled": "true",
-        "spark.python.unix.domain.socket.dir": "/tmp/quiver-spark-1",
-    }
-
-
-@pytest.mark.parametrize(
-    ("master", "directory"),
-    [("spark://host:7077", "/tmp/q"), ("local-cluster[2,1,1024]", "/tmp/q"), ("local[2]", "/" + 55 * "d")],
-)
-def test_other_masters_keep_tcp(master, directory):
-    """Remote executors do not have the directory, and the name of a socket has a limit."""
-    assert _local_sockets(master, Path(directory)) == {}
+from quiver.spark.spark_session import _end, session
 
 
 class _Session:
@@ -57,3 +42,71 @@ def test_former_keyword_of_the_temporary_directory_works_with_a_warning(monkeypa
     monkeypatch.setattr("quiver.spark.formats.register", lambda _: None)
     with pytest.warns(DeprecationWarning, match=r"session\(scratch=\) is now temp_dir="):
         assert session(scratch=tmp_path) is active
+
+
+START = """
+import os, sys
+from pathlib import Path
+import quiver.spark
+secret = os.environ["SECRET"]
+config = {
+    "spark.hadoop.secret": secret, "spark.driver.extraJavaOptions": "-Dquiver.mine=yes", "spark.app.name": "own"
+}
+spark = quiver.spark.session("name", config=config, temp_dir=sys.argv[1])
+conf = spark.sparkContext.getConf()
+for key in ("master", "hadoop.secret", "app.name", "executor.memory", "sql.session.timeZone"):
+    print(key, conf.get("spark." + key))
+print("mine", spark.sparkContext._jvm.java.lang.System.getProperty("quiver.mine"))
+print("leaked", [one.name for one in Path("/proc").glob("[0-9]*/cmdline") if secret.encode() in one.read_bytes()])
+print("files", [one for one in Path(sys.argv[1]).rglob("*.properties")])
+print("arguments", os.environ.get("PYSPARK_SUBMIT_ARGS"))
+spark.stop()
+try:
+    quiver.spark.session(config={"spark.jars.packages": "a:b:1"}, temp_dir=sys.argv[1])
+except Exception as error:
+    print(type(error).__name__, str(error))
+"""
+
+
+@pytest.mark.spark
+def test_properties_reach_the_jvm_in_a_private_file(tmp_path):
+    """The caller's precede `spark-defaults.conf`, which precedes the default master. No command line has them."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.master local[1]\nspark.executor.memory: 700m\n")
+    environment = os.environ | {"SPARK_CONF_DIR": str(tmp_path / "conf"), "SECRET": "hunter2 = 5"}
+    done = subprocess.run(
+        [sys.executable, "-c", START, str(tmp_path / "temp")],
+        capture_output=True, text=True, timeout=150, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "master local[1]",
+        "hadoop.secret hunter2 = 5",
+        "app.name own",
+        "executor.memory 700m",
+        "sql.session.timeZone UTC",
+        "mine yes",
+        "leaked []",
+        "files []",
+        "arguments None",
+        "UsageError spark.jars.packages has no effect after the JVM has started: start a new process, or spark-submit",
+    ]
+
+
+@pytest.mark.spark
+def test_a_session_that_does_not_start_is_one_sentence(tmp_path):
+    """And leaves no temporary files."""
+    script = (
+        "import sys, quiver.spark\n"
+        "from quiver.errors import QuiverError\n"
+        "try:\n"
+        "    quiver.spark.session(master='local[x]', temp_dir=sys.argv[1])\n"
+        "except QuiverError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=150, check=False
+    )
+    assert "Spark does not start with master local[x]: SparkException: " in done.stdout, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.errors import UsageError
+
+if TYPE_CHECKING:
+    from quiver.pipeline.model import Pipeline
 
 __all__ = ["run"]
 
@@ -41,12 +45,11 @@ def run(
     Run a pipeline until it is stopped.
 
     Receivers and stores run in one or several processes, Spark in another one; each is restarted if it dies. SIGHUP
-    reloads the file: exporters, processors and log_level change without a restart.
+    reloads the file: exporters, processors, spark and log_level change without a restart.
     """
     import os  # noqa: PLC0415 - here only: the library reads no environment
 
     from quiver.pipeline.diagram import as_mermaid  # noqa: PLC0415
-    from quiver.pipeline.explain import describe  # noqa: PLC0415
     from quiver.pipeline.graph import check_cores  # noqa: PLC0415
     from quiver.pipeline.processes.child import read_pipeline  # noqa: PLC0415
     from quiver.pipeline.processes.run import RunOptions, check_pyspark, default_run_dir, run_pipeline  # noqa: PLC0415
@@ -68,7 +71,7 @@ def run(
     if cores is not None and checked.metrics is not None and not as_json:
         typer.echo(f"metrics: each core serves its own, at {checked.metrics.listen} and the ports above it")
     directory = run_dir or default_run_dir(checked)
-    described = describe(checked.placed(directory), cores=cores)
+    described = _describe(checked.placed(directory), cores, os.environ)
     if check and as_json:
         print_json(described)
         return
@@ -83,6 +86,13 @@ def run(
 
     code = run_pipeline(checked, options, reread=lambda: read_pipeline(pipeline, given, os.environ), report=typer.echo)
     raise typer.Exit(code)
+
+
+def _describe(placed: Pipeline, cores: int | None, environment: Mapping[str, str]) -> dict[str, Any]:
+    from quiver.pipeline.explain import describe  # noqa: PLC0415
+    from quiver.spark.session_properties import read_spark_defaults  # noqa: PLC0415
+
+    return describe(placed, cores=cores, spark_defaults=read_spark_defaults(environment))
 
 
 def _print_summary(checked: Any, described: dict[str, Any]) -> None:
@@ -103,11 +113,18 @@ def _print_check(checked: Any, described: dict[str, Any]) -> None:
         for node in described[kind]:
             name = node.pop("node")
             typer.echo(f"{name} ({node.pop('is', kind.removesuffix('s'))})")
-            for key, value in node.items():
-                if value is not None and value != []:
-                    text = ", ".join(value) if isinstance(value, list) else value
-                    typer.echo(f"    {key.replace('_', ' ')}: {text}")
+            _print_values(node)
+    if described["spark"]:
+        typer.echo("spark")
+        _print_values(described["spark"])
     if described["metrics"]:
         print_table("metrics", [described["metrics"]])
     for sentence in described["says"]:
         typer.echo(sentence)
+
+
+def _print_values(values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if value is not None and value != []:
+            text = ", ".join(value) if isinstance(value, list) else value
+            typer.echo(f"    {key.replace('_', ' ')}: {text}")

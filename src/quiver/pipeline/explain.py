@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from quiver.delivery.policy import RetryPolicy
+from quiver.errors import UsageError
+from quiver.exporters.settings import shown
 from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.processor import UserProcessorConfig
@@ -18,6 +21,7 @@ from quiver.primitives.disk.descriptors import descriptor_limit
 from quiver.receivers.security import is_loopback
 from quiver.receivers.settings import split_address
 from quiver.settings import Settings
+from quiver.spark.session_settings import LOCAL_MASTER, MASTER, SessionSettings
 
 __all__ = ["describe", "promises"]
 
@@ -26,8 +30,14 @@ _WORDS_MAX = 160
 _WHEN_FULL = {"drop_oldest": "the oldest data is dropped", "backpressure": "senders are asked to retry later"}
 
 
-def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
-    """Describe what would run, as plain values: nodes in the order of the flow, and what each exporter receives."""
+def describe(
+    pipeline: Pipeline, *, cores: int | None = None, spark_defaults: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """
+    Describe what would run, as plain values: nodes in the order of the flow, and what each exporter receives.
+
+    *spark_defaults* are the properties of `spark-defaults.conf`.
+    """
     main = pipeline.main
     return {
         "receivers": [
@@ -47,6 +57,7 @@ def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
         "exporters": [_exporter(buffer, route) for buffer in pipeline.buffers for route in buffer.routes],
         "metrics": None if pipeline.metrics is None else {"listen": pipeline.metrics.listen},
         "disk": None if pipeline.disk is None else {"holds_at_most": size_words(pipeline.disk.size_cap)},
+        "spark": _spark(pipeline.spark, spark_defaults) if pipeline.queries else None,
         "says": promises(pipeline, cores=cores),
     }
 
@@ -96,6 +107,7 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
             *_loops(pipeline),
             *_unlogged(pipeline),
             *_too_many(pipeline),
+            *_missing_files(pipeline),
         )
     ]
     if cores is not None and cores > 1:
@@ -156,6 +168,14 @@ def _too_many(pipeline: Pipeline) -> list[str]:
     return [] if warning is None else [warning]
 
 
+def _missing_files(pipeline: Pipeline) -> list[str]:
+    try:
+        pipeline.spark.check_files()
+    except UsageError as error:
+        return [f"{error}, and the Spark process would not start."]
+    return []
+
+
 def _unlogged(pipeline: Pipeline) -> list[str]:
     """Return a warning for each receiver that confirms data that is only in memory."""
     return [
@@ -205,6 +225,17 @@ def _receiver(name: str, config: ReceiverConfig | PolledReceiverConfig, buffer: 
     if buffer.kind == "memory" and "ack" in described:
         described["ack"] = "logged"  # there is nothing to sync
     return {"node": name, **described, "into": buffer.name}
+
+
+def _spark(settings: SessionSettings, defaults: Mapping[str, str]) -> dict[str, Any]:
+    """Describe where Spark runs. Of `config` only the keys are shown: a value may be a secret."""
+    origin = "" if settings.master is not None or MASTER not in defaults else " (spark-defaults.conf)"
+    return {
+        "master": shown(settings.master or defaults.get(MASTER) or LOCAL_MASTER) + origin,
+        "config": sorted(settings.config),
+        "packages": list(settings.packages),
+        **{key: [shown(one) for one in getattr(settings, key)] for key in ("jars", "files", "archives")},
+    }
 
 
 def _durability(buffer: Buffer) -> str:

@@ -248,18 +248,20 @@ def export(context: ChildContext) -> None:
     Run every exporter's query until asked to stop.
 
     Raises:
-        UsageError: no Java was found, or the installed PySpark is too old.
+        UsageError: no Java was found, the installed PySpark is too old, or a jar is missing.
+        QuiverError: Spark does not start, or has ended; a restart starts it again.
         OSError: Spark's temporary directory was deleted; a restart creates a new one.
     """
-    from quiver.spark import session  # noqa: PLC0415 - an extra
-    from quiver.spark.java import find_java_home  # noqa: PLC0415
+    from quiver.spark.java import find_java_home  # noqa: PLC0415 - an extra
     from quiver.spark.spark_features import EXPORTERS, require  # noqa: PLC0415
+    from quiver.spark.spark_session import has_stopped, session  # noqa: PLC0415
 
     require(EXPORTERS)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # A failure of a batch is logged once, with its exporter.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     pipeline = context.pipeline
+    pipeline.spark.check_files()
     plans = plan_queries(pipeline, context.run_dir, cores=context.cores)
     try:
         find_java_home()
@@ -275,13 +277,18 @@ def export(context: ChildContext) -> None:
     exports = linked([_Export(spark, plan, counts.observer) for plan in plans])
     look_at_all(exports)
     write_ready(context.run_dir, SPARK_READY, {"exporters": [one.name for one in exports]})
-    temp_dir = Path(spark.conf.get("spark.local.dir") or "/")
+    # A configuration may list several; Spark leaves out those that it could not create.
+    temp_dirs = [place for place in map(Path, (spark.conf.get("spark.local.dir") or "/").split(",")) if place.exists()]
     while not context.watchdog.wait(LOOK_S):
         if context.watchdog.reload_requested():
             reload_log_level(context)
-        if not temp_dir.exists():
-            # Another program cleaned up temporary files. Spark could start nothing any more.
-            raise FileNotFoundError(errno.ENOENT, "Spark's temporary directory was deleted", str(temp_dir))
+        for temp_dir in temp_dirs:
+            if not temp_dir.exists():
+                # Another program cleaned up temporary files. Spark could start nothing any more.
+                raise FileNotFoundError(errno.ENOENT, "Spark's temporary directory was deleted", str(temp_dir))
+        if has_stopped(spark):
+            # The cluster ended the application. Its queries could only fail; a new process gets a new application.
+            raise QuiverError("Spark has ended the application of this pipeline: see the log of the cluster's master")
         look_at_all(exports)
         _write(counts)
         for one in exports:

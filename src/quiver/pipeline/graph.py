@@ -34,6 +34,7 @@ from quiver.pipeline.config.receiver import ReceiverConfig
 from quiver.pipeline.config.route_signals import Signals, route_signals
 from quiver.pipeline.config.route_tables import check_tables
 from quiver.pipeline.config.shapes import RawNode, mapping, read_nodes
+from quiver.pipeline.config.spark import SparkConfig
 from quiver.pipeline.config.store import StoreReceiverConfig
 from quiver.pipeline.disk import too_small
 from quiver.pipeline.model import Buffer, Node, Pipeline, Route, lead_into
@@ -110,7 +111,10 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig(), signals) for plan in plans)
     paths = {buffer.name: buffer.config.path or f"{buffer.name}/" for buffer in buffers}
     buffers = tuple(lead_into(buffer, paths) for buffer in buffers)
-    pipeline = Pipeline(source, nodes, buffers, metrics, _log_level(document), disk, text)
+    spark = _optional_section(document, "spark", SparkConfig) or SparkConfig()
+    pipeline = Pipeline(source, nodes, buffers, metrics, _log_level(document), disk, text, spark.settings())
+    if "spark" in document.value and not pipeline.queries:
+        raise document.invalid(("spark",), "spark has no effect: no node runs on Spark; leave it out")
     _check_addresses(document, raw, nodes, metrics)
     _check_positions(document, raw, nodes)
     _check_directories(document, raw, pipeline)

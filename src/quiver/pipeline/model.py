@@ -22,6 +22,7 @@ from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver import ReceiverConfig
 from quiver.pipeline.config.shapes import Edge
 from quiver.pipeline.plugins import MetricsConfig, NodeKind, PersistenceConfig, Plugin
+from quiver.spark.session_settings import SessionSettings
 
 __all__ = ["Buffer", "Node", "Pipeline", "Route", "lead_into", "memory_directory"]
 
@@ -105,6 +106,8 @@ class Pipeline:
     disk: DiskConfig | None = None
     text: str = field(default="", repr=False)
     """The text of the file, with placeholders."""
+    spark: SessionSettings = field(default_factory=SessionSettings)
+    """The section `spark`; the defaults without it."""
 
     @property
     def receivers(self) -> list[tuple[str, ReceiverConfig | PolledReceiverConfig]]:

@@ -24,6 +24,7 @@ from quiver.pipeline.config.exporter import (
     OtlpExporterConfig,
     ParquetExporterConfig,
     QueryExporterConfig,
+    QuestdbExporterConfig,
     QuiverExporterConfig,
     SparkExporterConfig,
 )
@@ -37,7 +38,6 @@ from quiver.pipeline.config.processor import (
     UserProcessorConfig,
     find_user_processor,
 )
-from quiver.pipeline.config.questdb import QuestdbExporterConfig
 from quiver.pipeline.config.qwp import QwpReceiverConfig
 from quiver.pipeline.config.receiver import MetricsConfig, OtlpReceiverConfig
 from quiver.pipeline.config.store import StoreReceiverConfig
@@ -204,6 +204,9 @@ def known_urns(kind: str | None = None) -> Iterator[str]:
     return (urn for urn, plugin in PLUGINS.items() if kind in {None, plugin.kind})
 
 
+_SHAPES = {"tuple_type": "a list, such as [a, b]", "dict_type": "a mapping of keys to values"}
+
+
 def _explain(model: type[BaseModel], where: Path, error: Any) -> str:
     name = ".".join(str(part) for part in where)
     if error["type"] == "extra_forbidden":
@@ -211,6 +214,8 @@ def _explain(model: type[BaseModel], where: Path, error: Any) -> str:
         return f"unknown key {name}{nearest(str(where[-1]), known)}"
     if error["type"] == "missing":
         return f"{name} is missing"
+    if error["type"] in _SHAPES:
+        return f"{name} must be {_SHAPES[error['type']]}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "literal_error":
         allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))

@@ -153,7 +153,7 @@ def _checkpoint(buffer: Buffer, route: Route, run_dir: Path) -> str:
 def spark_settings(pipeline: Pipeline) -> dict[str, str]:
     """Return the configuration of the Spark session for *pipeline*."""
     is_fair = any(route.strategy == "round_robin" for route in pipeline.routes.values() if route.is_query)
-    return {"spark.scheduler.mode": "FAIR" if is_fair else "FIFO"}
+    return pipeline.spark.properties() | {"spark.scheduler.mode": "FAIR" if is_fair else "FIFO"}
 
 
 def chain_of(route: Route) -> list[Any]:

@@ -7,29 +7,31 @@ The adapter between Spark and the logs: data sources and sinks, processors, and 
     (sealed files)     which files     position of       which task       Arrow, cast, in
                        exist           the query, acks   reads what       the tasks
 
-===================  =============================================================================================
-module               purpose
-===================  =============================================================================================
-`aof/`               the format `quiver-aof`: an AOF2 log as a Spark source and sink
-`exporters/`         exporters that run as Spark queries
-`processors/`        functions from a frame to a frame, and the treatment of bundles that they fail on
-`questdb/`           the format `questdb`, and the exporter to QuestDB
-`store/`             the format `quiver`: a store as a Spark source and sink
-`topics/`            the format `quiver-topic`: topics as a Spark source and sink, and the exporter to a topic
-`log_source.py`      the shell of every format that reads: data source, batch reader, streaming reader
-`log_sink.py`        the shell of every format that writes to a log: batch and streaming writer
-`formats.py`         the formats that `register` adds to Spark
-`table_options.py`   the options of a catalog table, stored in its schema
-`spark_session.py`   a session that works on a fresh machine
-`bundle_query.py`    start and stop of an exporter's query
-`checkpoints.py`     a query's checkpoint: copied while it runs, restored, checked
-`cast.py`            any Arrow type → a type that Spark has (pure)
-`bundles.py`         `map_bundles`: complete bundles in tasks
-`tables.py`          a batch of descriptors → a frame for each signal
-`otlp_rows.py`       rows of a view → OTLP requests again (pure)
-`java.py`            finds a Java that Spark 4 runs on
-`spark_features.py`  the features of the installed PySpark
-===================  =============================================================================================
+=======================  ===========================================================================================
+module                   purpose
+=======================  ===========================================================================================
+`aof/`                   the format `quiver-aof`: an AOF2 log as a Spark source and sink
+`exporters/`             exporters that run as Spark queries
+`processors/`            functions from a frame to a frame, and the treatment of bundles that they fail on
+`questdb/`               the format `questdb`, and the exporter to QuestDB
+`store/`                 the format `quiver`: a store as a Spark source and sink
+`topics/`                the format `quiver-topic`: topics as a Spark source and sink, and the exporter to a topic
+`log_source.py`          the shell of every format that reads: data source, batch reader, streaming reader
+`log_sink.py`            the shell of every format that writes to a log: batch and streaming writer
+`formats.py`             the formats that `register` adds to Spark
+`table_options.py`       the options of a catalog table, stored in its schema
+`spark_session.py`       a session that works on a fresh machine
+`session_settings.py`    the settings of a session; property files (pure)
+`session_properties.py`  the properties that a session starts with, and their origins
+`bundle_query.py`        start and stop of an exporter's query
+`checkpoints.py`         a query's checkpoint: copied while it runs, restored, checked
+`cast.py`                any Arrow type → a type that Spark has (pure)
+`bundles.py`             `map_bundles`: complete bundles in tasks
+`tables.py`              a batch of descriptors → a frame for each signal
+`otlp_rows.py`           rows of a view → OTLP requests again (pure)
+`java.py`                finds a Java that Spark 4 runs on
+`spark_features.py`      the features of the installed PySpark
+=======================  ===========================================================================================
 
 Importing this package starts no JVM::
 

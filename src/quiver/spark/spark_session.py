@@ -1,7 +1,7 @@
 """
 A Spark session that works on a fresh machine.
 
-Each setting below has a reason; `config` overrides any of them.
+`session_properties` has the default properties, each with its reason; `config` overrides any of them.
 """
 
 from __future__ import annotations
@@ -10,54 +10,32 @@ import atexit
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quiver.errors import QuiverError, UsageError
 from quiver.lazy_names import renamed_keyword
+from quiver.spark.exporters.spark_errors import describe_error
 from quiver.spark.java import find_java_home
+from quiver.spark.session_properties import read_spark_defaults, session_properties, starting_with, working_python
+from quiver.spark.session_settings import MASTER, is_local
 from quiver.spark.spark_home import installed_spark_home, link_spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["session"]
+__all__ = ["has_stopped", "session"]
 
-_JAVA_ALWAYS = "-Xss16m"
-"""Stopping a query inside foreachBatch overflows the default thread stack in one of two cases."""
-
-_JAVA_QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Halves the time to the first result. A long, heavy query may be faster with the JVM's defaults."""
-
-_SETTINGS = {
-    # Views, offsets and files use UTC; a session in local time would shift every printed timestamp.
-    "spark.sql.session.timeZone": "UTC",
-    # The default is 10 ms, which polls an idle source 88 times a second.
-    "spark.sql.streaming.pollingDelay": "100ms",
-    # The default is 200: on one host each shuffle would start 200 tasks of a few milliseconds each.
-    "spark.sql.shuffle.partitions": "4",
-    # Python results travel as Arrow in both directions.
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # No server port and no progress bar by default.
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    # Everything stays on this host by default.
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.log.level": "ERROR",
-}
-
-
-_SOCKET_DIRECTORY_CHARS_MAX = 55
-"""Spark adds 43 characters for a socket's name, and some systems allow only 103 in total."""
+_AT_START = ("spark.jars.packages", "spark.jars.ivy", "spark.jars.ivySettings", "spark.jars.repositories")
+"""Properties that have an effect only when the JVM starts."""
 
 
 @renamed_keyword("scratch", "temp_dir")
 def session(
     app_name: str = "quiver",
-    master: str = "local[2]",
+    master: str | None = None,
     config: Mapping[str, str] | None = None,
     *,
     quick_start: bool = True,
@@ -71,14 +49,17 @@ def session(
 
     Args:
         app_name: the name of the application in Spark.
-        master: where it runs; two local cores by default.
-        config: Spark settings, which override those of this module.
-        quick_start: start the JVM with only its fast compiler and the serial collector.
+        master: where it runs; None for `spark.master` of *config*, of `spark-submit` or of `spark-defaults.conf`, or
+            else two local cores.
+        config: Spark settings, which override those of this module and of `spark-defaults.conf`. They are passed to
+            the JVM in a private file, not on its command line.
+        quick_start: start the JVM with only its fast compiler and the serial collector, unless it is given options.
         temp_dir: the parent of the temporary directory, created if missing. Removing it also removes everything that a
             killed process left. None means the system's default.
 
     Raises:
-        QuiverError: no Java was found that the installed PySpark runs on.
+        QuiverError: no Java was found that the installed PySpark runs on, or Spark does not start.
+        UsageError: *config* has packages, and the JVM of this process already runs.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - importing quiver.spark stays cheap
 
@@ -90,30 +71,56 @@ def session(
         register(active)
         return active
     os.environ["JAVA_HOME"] = find_java_home(JAVA_MAJOR_MAX)
-    # Spark would start `python3` from the PATH, which need not have this package.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     place = _own_place(temp_dir)
-    builder = SparkSession.builder.appName(app_name).master(master)
-    settings = {
-        **_SETTINGS,
-        "spark.local.dir": str(place / "local"),
-        "spark.sql.warehouse.dir": str(place / "warehouse"),
-        "spark.driver.extraJavaOptions": f"{_JAVA_ALWAYS} {_JAVA_QUICK_START if quick_start else ''}".strip(),
-        **_local_sockets(master, place),
-        **(config or {}),
-    }
-    for key, value in settings.items():
-        builder = builder.config(key, value)
+    given = {**(config or {}), **({} if master is None else {MASTER: master})}
     try:
-        with _linked_home(master, place / "home"):
-            spark = builder.getOrCreate()
+        spark = _started(app_name, given, place, quick_start=quick_start)
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
     atexit.register(_end, spark, place)
     register(spark)
     return spark
+
+
+def _started(app_name: str, given: Mapping[str, str], place: Path, *, quick_start: bool) -> SparkSession:
+    """Start a session whose temporary files are in *place*, in the JVM that runs or in a new one."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - an extra
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    builder = SparkSession.builder
+    # Spark has no public way to ask whether the JVM of this process runs.
+    is_running = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ  # noqa: SLF001
+    if is_running:
+        SparkContext._ensure_initialized()  # noqa: SLF001
+        before = dict(SparkConf().getAll())
+        late = [key for key in _AT_START if key in given and given[key] != before.get(key)]
+        if late:
+            raise UsageError(f"{late[0]} has no effect after the JVM has started: start a new process, or spark-submit")
+    else:
+        before = read_spark_defaults(os.environ)
+    properties = session_properties(app_name, given, before, place, quick_start=quick_start)
+    if is_running:
+        for key, value in properties.items():
+            builder = builder.config(key, value)
+    master = properties[MASTER]
+    with contextlib.ExitStack() as start:
+        start.enter_context(working_python(properties))
+        start.enter_context(_linked_home(master, place / "home"))
+        if not is_running:
+            start.enter_context(starting_with(properties, place / "session.properties"))
+        try:
+            return builder.getOrCreate()
+        except (Py4JError, PySparkException) as error:
+            raise QuiverError(f"Spark does not start with master {master}: {describe_error(error)}") from error
+
+
+def has_stopped(spark: SparkSession) -> bool:
+    """Return whether *spark* has ended, for example because a cluster removed its application."""
+    context = spark.sparkContext._jsc  # noqa: SLF001 - Spark has no public way to ask
+    return context is None or bool(context.sc().isStopped())
 
 
 def _own_place(temp_dir: str | Path | None) -> Path:
@@ -134,20 +141,6 @@ def _end(spark: SparkSession, temp_dir: Path) -> None:
     shutil.rmtree(temp_dir, ignore_errors=True)
 
 
-def _local_sockets(master: str, directory: Path) -> dict[str, str]:
-    """
-    Make Spark and its Python processes use Unix sockets in *directory*, which cost a third of TCP in the kernel.
-
-    Only if all of them run on this host, and the names are not too long.
-    """
-    if not master.startswith("local[") or len(str(directory)) > _SOCKET_DIRECTORY_CHARS_MAX:
-        return {}
-    return {
-        "spark.python.unix.domain.socket.enabled": "true",
-        "spark.python.unix.domain.socket.dir": str(directory),
-    }
-
-
 @contextlib.contextmanager
 def _linked_home(master: str, directory: Path) -> Iterator[None]:
     """
@@ -156,7 +149,7 @@ def _linked_home(master: str, directory: Path) -> Iterator[None]:
     Only if all of them run on this host, and Spark is the one that pip installed: SPARK_HOME, if set, is respected.
     """
     installed = installed_spark_home()
-    if "SPARK_HOME" in os.environ or installed is None or not master.startswith("local["):
+    if "SPARK_HOME" in os.environ or installed is None or not is_local(master):
         yield
         return
     try:

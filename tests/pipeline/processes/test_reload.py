@@ -52,6 +52,7 @@ def changed(old, new):
         ("[console]", "[console, more]", "more comes", True),
         ("[remote, errors]", "[remote, more, errors]", "more comes", True),
         ("nodes:", "log_level: debug\nnodes:", "log_level is debug", False),
+        ("nodes:", "spark: {config: {spark.executor.memory: 2g}}\nnodes:", "spark changed", True),
         ("nodes:", "nodes:", "nothing changed in the file; certificates and credentials were read again", False),
     ],
 )

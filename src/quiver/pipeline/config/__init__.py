@@ -20,7 +20,7 @@ module               purpose
 `topic.py`           the exporter to a topic, and the receiver that reads one
 `processor.py`       the persistence node in both of its forms, and the processors on Spark
 `exporter.py`        exporters: forwarders in the ingest process, and queries in the Spark process
-`questdb.py`         the exporter to QuestDB
 `limits.py`          the sections `memory` and `disk`
+`spark.py`           the section `spark`
 ===================  ==================================================================================
 """

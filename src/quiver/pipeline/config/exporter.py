@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from quiver.delivery.dead_letter_policy import DeadLetterPolicy
 from quiver.delivery.policy import RetryPolicy
@@ -16,7 +16,7 @@ from quiver.errors import SettingsError
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, RequestSizes, shown
 from quiver.pipeline.config.base import Config, SettingsConfig, settings_keys
 from quiver.pipeline.config.formatting import duration_words, size_words
-from quiver.pipeline.config.values import Duration, FileMode, Signals
+from quiver.pipeline.config.values import Duration, FileMode, Signals, Texts
 from quiver.spark.exporters.settings import (
     ConsoleSettings,
     FileSettings,
@@ -24,6 +24,7 @@ from quiver.spark.exporters.settings import (
     SparkSinkSettings,
     check_file_mode,
 )
+from quiver.spark.questdb.export_settings import QuestdbSinkSettings
 
 __all__ = [
     "ConsoleExporterConfig",
@@ -34,6 +35,7 @@ __all__ = [
     "OtlpExporterConfig",
     "ParquetExporterConfig",
     "QueryExporterConfig",
+    "QuestdbExporterConfig",
     "QuiverExporterConfig",
     "RetryConfig",
     "SparkExporterConfig",
@@ -335,16 +337,6 @@ class ParquetExporterConfig(QueryExporterConfig):
         return self.checkpoint or f"{self.path}/_checkpoint"
 
 
-def _texts(value: object) -> object:
-    """Convert numbers and booleans of the YAML to strings: Spark's options are strings."""
-    if not isinstance(value, Mapping):
-        return value
-    for key, text in value.items():
-        if text is None:
-            raise ValueError(f"{key} has no value; write an empty string in quotes")
-    return {key: str(text).lower() if isinstance(text, bool) else str(text) for key, text in value.items()}
-
-
 @settings_keys(ConsoleSettings)
 class ConsoleExporterConfig(SettingsConfig, QueryExporterConfig):
     """`urn:quiver:console:exporter`: prints rows to the log of the Spark process. Keys: `ConsoleSettings`."""
@@ -365,7 +357,7 @@ class FileExporterConfig(SettingsConfig, QueryExporterConfig):
         return str(self.settings().path)
 
 
-@settings_keys(SparkSinkSettings, types={"options": Annotated[dict[str, str], BeforeValidator(_texts)]})
+@settings_keys(SparkSinkSettings, types={"options": Texts})
 class SparkExporterConfig(SettingsConfig, QueryExporterConfig):
     """`urn:quiver:spark:exporter`: any format that Spark writes. Keys: `SparkSinkSettings`."""
 
@@ -384,3 +376,13 @@ class QuiverExporterConfig(SettingsConfig, QueryExporterConfig):
     def destination(self) -> str:
         """The directory of the other store."""
         return str(self.settings().path)
+
+
+@settings_keys(QuestdbSinkSettings, types={"conf": Field(min_length=1)})
+class QuestdbExporterConfig(SettingsConfig, QueryExporterConfig):
+    """`urn:quiver:questdb:exporter`: writes telemetry to QuestDB. Keys: `QuestdbSinkSettings`."""
+
+    @property
+    def destination(self) -> str:
+        """The addresses of QuestDB, without credentials."""
+        return f"QuestDB at {', '.join(self.settings().addresses)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -12,7 +13,7 @@ from quiver.errors import SettingsError
 from quiver.receivers.settings import split_address
 from quiver.settings import parse_duration_s, parse_size_bytes
 
-__all__ = ["Address", "Duration", "FileMode", "Signals", "Size", "read_signals"]
+__all__ = ["Address", "Duration", "FileMode", "Signals", "Size", "Texts", "read_signals"]
 
 
 def _address(value: object) -> object:
@@ -68,6 +69,19 @@ def read_signals(value: object) -> tuple[str, ...] | None:
         raise ValueError(str(error)) from error
 
 
+def _texts(value: object) -> object:
+    """Convert numbers and booleans of the YAML to strings: Spark's options are strings."""
+    if not isinstance(value, Mapping):
+        return value
+    for key, text in value.items():
+        if text is None:
+            raise ValueError(f"{key} has no value; write an empty string in quotes")
+        if isinstance(text, list | Mapping):
+            raise ValueError(f"{key} must be one value, not a list or a mapping")  # noqa: TRY004 - pydantic expects it
+    return {key: str(text).lower() if isinstance(text, bool) else str(text) for key, text in value.items()}
+
+
+Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
 Signals = Annotated[tuple[str, ...] | None, BeforeValidator(read_signals)]
 FileMode = Annotated[int | None, BeforeValidator(_file_mode)]
 Address = Annotated[str, BeforeValidator(_address)]

@@ -1,8 +1,8 @@
 """
 Which changes of a pipeline file can be applied while it runs, and which need a restart. Pure.
 
-Exporters, processors and the log level can change. Ports, directories and store settings cannot: they are in use.
-Certificates and token files are reread automatically and need no change of the file.
+Exporters, processors, the settings of Spark and the log level can change. Ports, directories and store settings
+cannot: they are in use. Certificates and token files are reread automatically and need no change of the file.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _changed_keys(old: Node, new: Node) -> list[str]:
 
 
 def changed_queries(old: Pipeline, new: Pipeline) -> bool:
-    """Return whether the queries of the Spark process change."""
-    return _queries(old) != _queries(new)
+    """Return whether the Spark process changes: its queries, or its settings, which a new process gets."""
+    return _queries(old) != _queries(new) or old.spark != new.spark
 
 
 def _queries(pipeline: Pipeline) -> dict[str, Any]:
@@ -79,6 +79,8 @@ def describe_changes(old: Pipeline, new: Pipeline) -> str:
     words += [
         f"{name} changed" for name in after if name in before and _definition(before[name]) != _definition(after[name])
     ]
+    if old.spark != new.spark:
+        words.append("spark changed")
     if old.log_level != new.log_level:
         words.append(f"log_level is {new.log_level}")
     return "; ".join(words) or "nothing changed in the file; certificates and credentials were read again"

@@ -225,6 +225,7 @@ class _Running:
             new = self._reread().placed(self._options.run_dir)
             if new.queries and not self.pipeline.queries:
                 _require_spark()
+            new.spark.check_files()
         except (QuiverError, OSError, ModuleNotFoundError) as error:
             # The running pipeline continues in any case.
             self._report(f"not reloaded: {error}")
