@@ -10,6 +10,8 @@ from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.errors import CorruptionError
 from quiver.otap import iter_bundles, view_schema
 from quiver.spark.exporters.parquet import PartWriter
+from quiver.spark.lake.layout import FileLayout
+from quiver.spark.lake.staging import DirectoryStaging
 from quiver.spark.store.read_partition import METADATA_SCHEMA, PartitionReader
 from quiver.store.reading.partitions import BundleRange
 
@@ -91,7 +93,7 @@ def test_parquet_has_rows_of_both_and_other_slots_unchanged(tmp_path):
         }
     )
     out = tmp_path / "out"
-    writer = PartWriter(str(out), prefix="part", attempt="a", exported_through={}, compression="none")
+    writer = PartWriter(DirectoryStaging(str(out), "part"), FileLayout("none"), exported_through={})
     assert list(writer([descriptors]))
     parts = {str(path.parent.relative_to(out)): pq.read_table(path) for path in out.rglob("*.part")}
     assert sorted(parts) == ["logs", "slots/7"]

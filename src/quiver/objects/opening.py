@@ -28,6 +28,7 @@ def open_objects(
     *,
     environment: Mapping[str, str] | None = None,
     writable: bool = True,
+    check_access: bool = True,
     fs: FileSystem = REAL_FILES,
     clock: Clock = SYSTEM_CLOCK,
     observer: Observer | None = None,
@@ -40,6 +41,7 @@ def open_objects(
             `ObjectLocation`.
         environment: the values of ``${NAME}`` in options.
         writable: False only reads, and checks only read access.
+        check_access: False sends no request; another process has checked access.
         fs: the disk of a `fs` location.
         clock: waits between attempts.
         observer: counts retries.
@@ -59,7 +61,8 @@ def open_objects(
     else:
         inner = connect(location)
     tier = RetryingObjects(inner, clock=clock, observer=observer or InMemoryObserver())
-    prove(tier, str(location), writable=writable)
+    if check_access:
+        prove(tier, str(location), writable=writable)
     return tier
 
 

@@ -23,7 +23,7 @@ KEY_CHARS_MAX = 900
 SEGMENT_CHARS_MAX = 200
 """Files allow 255; the rest is for temporary suffixes."""
 
-_SEGMENT = re.compile(r"[A-Za-z0-9_=+@,~-][A-Za-z0-9_=+@,~.-]*")
+_SEGMENT = re.compile(r"[A-Za-z0-9_=+@,~-][A-Za-z0-9_=+@,~%.-]*")
 
 Parts = Callable[[], Iterable[Buffer]]
 """
@@ -142,14 +142,14 @@ def check_key(key: str) -> str:
 
     Raises:
         UsageError: it would not be the same name on a disk and in every bucket: segments of letters, digits and
-            ``_ = + @ , ~ - .``, none empty and none that begins with a dot.
+            ``_ = + @ , ~ % - .``, none empty and none that begins with a dot or %.
     """
     segments = key.split("/")
     if len(key) > KEY_CHARS_MAX or not all(
         len(segment) <= SEGMENT_CHARS_MAX and _SEGMENT.fullmatch(segment) for segment in segments
     ):
         raise UsageError(
-            f"objects: {key[:200]!r} is not a key: use letters, digits and _=+@,~-. between single slashes"
+            f"objects: {key[:200]!r} is not a key: use letters, digits and _=+@,~%-. between single slashes"
         )
     return key
 

@@ -287,7 +287,7 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
             if path in taken:
                 raise document.invalid(where, f"{node.name} and {taken[path]} cannot both write to {directory}")
             taken[path] = node.name
-        if isinstance(node.config, ParquetExporterConfig):
+        if isinstance(node.config, ParquetExporterConfig) and node.config.checkpoint_path is not None:
             taken.setdefault(posixpath.abspath(node.config.checkpoint_path), node.name)
 
 
@@ -296,7 +296,9 @@ def _check_local(document: Document, raw: RawNode, node: Node) -> None:
     for key in ("path", "store", "topics"):
         directory = getattr(node.config, key, None)
         if isinstance(directory, str) and "://" in directory and not isinstance(node.config, SparkExporterConfig):
-            are_files = isinstance(node.config, ParquetExporterConfig | FileExporterConfig)
+            if isinstance(node.config, ParquetExporterConfig):
+                continue  # its settings refuse other addresses than those of buckets
+            are_files = isinstance(node.config, FileExporterConfig)
             hint = "; urn:quiver:spark:exporter writes wherever Spark can" if are_files else ""
             reason = f"{key}: {shown(directory)} is an address; name a directory of this machine{hint}"
             raise document.invalid((*raw.path, "config", key), reason)

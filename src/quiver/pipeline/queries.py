@@ -15,9 +15,7 @@ from quiver.pipeline.config.exporter import ParquetExporterConfig, QueryExporter
 from quiver.pipeline.config.processor import UserProcessorConfig
 from quiver.pipeline.disk import budget_of, buffer_share, dead_letter_share
 from quiver.pipeline.model import Buffer, Pipeline, Route, memory_directory
-from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import MIB
-from quiver.spark.exporters.settings import directory_mode
 from quiver.store.format.cores import core_directory
 from quiver.store.format.names import STORE_ID, progress_name
 
@@ -145,7 +143,7 @@ def _checkpoint(buffer: Buffer, route: Route, run_dir: Path) -> str:
         return str(memory_directory(run_dir) / "checkpoints" / route.name)
     config = route.config
     if isinstance(config, ParquetExporterConfig):
-        return config.checkpoint_path
+        return config.checkpoint_path or str(run_dir / "checkpoints" / route.name)
     given = config.checkpoint if isinstance(config, QueryExporterConfig) else None
     return given or str(run_dir / "checkpoints" / route.name)
 
@@ -263,29 +261,26 @@ def export_of(plan: QueryPlan, stats: ExporterStats | None = None) -> BundleExpo
     from quiver.spark.exporters.parquet import ParquetExporter  # noqa: PLC0415
     from quiver.spark.exporters.query import TableBatches  # noqa: PLC0415 - an extra
     from quiver.spark.exporters.signal_batches import views_of_signals  # noqa: PLC0415
-    from quiver.spark.exporters.tables import ParquetTables, exporter_of  # noqa: PLC0415
+    from quiver.spark.exporters.tables import exporter_of  # noqa: PLC0415
 
     config: Any = plan.route.config
     # An exporter with a retry policy must not skip bundles silently.
-    reading = {"fail_on_data_loss": not plan.may_lose, "skip_undecodable": False}
+    reading: dict[str, Any] = {"fail_on_data_loss": not plan.may_lose, "skip_undecodable": False}
     views = None if plan.route.signals is None else views_of_signals(plan.route.signals)
     is_parquet = isinstance(config, ParquetExporterConfig)
     if is_parquet and not plan.route.processors:
-        if config.file_mode is not None:
-            REAL_FILES.make_dirs(config.path, mode=directory_mode(config.file_mode))
-        Path(config.path).mkdir(parents=True, exist_ok=True)
+        parquet = config.settings()
+        output = parquet.output()
+        output.prepare()
         return ParquetExporter(
             plan.store_path,
             plan.subscriber,
-            config.path,
-            compression=config.compression,
-            file_mode=config.file_mode,
+            output,
+            compression=parquet.compression,
             stats=stats,
             views=views,
+            layout=parquet.layout(),
             **reading,
         )
-    settings = (
-        ParquetTables(config.path, config.compression, file_mode=config.file_mode) if is_parquet else config.settings()
-    )
-    exporter = exporter_of(settings, subscriber=plan.subscriber)
+    exporter = exporter_of(config.settings(), subscriber=plan.subscriber)
     return TableBatches(plan.store_path, exporter, chain=chain_of(plan.route), stats=stats, views=views, **reading)

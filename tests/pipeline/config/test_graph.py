@@ -299,7 +299,6 @@ def test_two_receivers_cannot_share_a_port():
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("path: out", 'path: "s3://key:pw@bucket/out"', 35),
         ("path: ./quiver_data", 'path: "file:///data/buffer"', 21),
     ],
 )
@@ -308,7 +307,27 @@ def test_a_url_in_place_of_a_directory_is_refused(old, new, line):
     where, reason = refused(changed(old, new))
 
     assert (where, "is an address; name a directory of this machine" in reason, "pw" in reason) == (line, True, False)
-    assert ("urn:quiver:spark:exporter writes wherever Spark can" in reason) == ("s3" in new)
+
+
+@pytest.mark.parametrize(
+    ("config", "line", "expected"),
+    [
+        ('path: "s3://key:pw@bucket/out"', 35, "credentials and parameters are options"),
+        ("path: file:///out", 35, "write a directory without a scheme"),
+        ("path: hdfs://host/out", 35, "no backend for hdfs"),
+        ("path: s3://bucket/out\n      options: {regoin: x}", 36, "s3 has no option 'regoin'; did you mean 'region'"),
+        ("path: out\n      options: {region: x}", 36, "options belong to a bucket"),
+        ('path: s3://bucket/out\n      file_mode: "0600"', 36, "file_mode has no effect in a bucket"),
+        ("path: out\n      partition_by: [hour]", 36, "hour needs day"),
+        ("path: out\n      target_file_size: 1KiB", 36, "target_file_size must be at least 65536"),
+        ("path: out\n      max_partitions: 0", 36, "max_partitions must be 1 to 4096"),
+    ],
+)
+def test_parquet_in_places_and_partitions_that_are_impossible(config, line, expected):
+    """The error names the line, and no secret."""
+    where, reason = refused(changed("path: out", config))
+
+    assert (where, expected in reason, "pw" in reason) == (line, True, False), reason
 
 
 def another_at(host):

@@ -191,7 +191,16 @@ CHANGES = {
         "columns": ["name"],
         "signals": ["logs"],
     },
-    "urn:quiver:parquet:exporter": QUERY | {"path": "elsewhere", "compression": "none", "file_mode": "0640"},
+    "urn:quiver:parquet:exporter": QUERY
+    | {
+        "path": "elsewhere",
+        "compression": "none",
+        "file_mode": "0640",
+        "options": ({"region": "eu-west-1"}, {"path": "s3://bucket/lake"}),
+        "partition_by": ["day", "service.name"],
+        "target_file_size": "64MiB",
+        "max_partitions": 9,
+    },
     "urn:otel:otlp:exporter": SENDER,
     "urn:otel:otap:exporter": {key: value for key, value in SENDER.items() if key != "http_endpoint"}
     | {

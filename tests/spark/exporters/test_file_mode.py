@@ -14,6 +14,9 @@ from quiver.spark.exporters.parquet import ParquetExporter, PartWriter
 from quiver.spark.exporters.parquet_commit import ExportCommitter, StagedFile
 from quiver.spark.exporters.settings import FileSettings
 from quiver.spark.exporters.tables import _FileTask
+from quiver.spark.lake.layout import FileLayout
+from quiver.spark.lake.staging import DirectoryStaging
+from quiver.spark.lake.table_export import _Task
 
 PIPELINE = """\
 nodes:
@@ -42,11 +45,12 @@ def test_tasks_write_files_with_the_configured_mode(store, tmp_path, mode, files
     path = store.rows(1)
     out = tmp_path / "out"
     descriptors = pa.RecordBatch.from_pydict({"path": [path], "segment": [0], "index": pa.array([0], pa.int32())})
-    writer = PartWriter(str(out), prefix="p", attempt="a", exported_through={}, compression="none", file_mode=mode)
+    writer = PartWriter(DirectoryStaging(str(out), "p", mode), FileLayout("none"), exported_through={})
     assert list(writer([descriptors]))
-    for form in ("parquet", "jsonl"):
-        given = {"output": str(out), "table": form, "prefix": "p", "attempt": "a", "format": form}
-        task = _FileTask(**given, compression="none", file_mode=mode)
+    for task in (
+        _Task("parquet", DirectoryStaging(str(out), "p", mode), FileLayout("none")),
+        _FileTask(output=str(out), table="jsonl", prefix="p", format="jsonl", compression="none", file_mode=mode),
+    ):
         assert list(task([pa.record_batch({"line": ["x"]})]))
     found = modes(out)
     assert {found[name] for name in found if name.endswith(".part")} == {files}

@@ -22,8 +22,8 @@ from quiver.spark.exporters.settings import (
     FileSettings,
     QuiverSinkSettings,
     SparkSinkSettings,
-    check_file_mode,
 )
+from quiver.spark.lake.settings import ParquetTables
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
 
 __all__ = [
@@ -306,35 +306,56 @@ class QueryExporterConfig(ExporterConfig):
         return f"a batch every {duration_words(self.trigger)}" if self.trigger else "batches without a pause"
 
 
+@settings_keys(
+    ParquetTables,
+    "path",
+    "compression",
+    "file_mode",
+    "options",
+    "partition_by",
+    target_file_size="target_file_size_bytes",
+    max_partitions="partitions_max",
+    types={
+        "path": Annotated[str, Field(min_length=1)],
+        "compression": Literal["zstd", "snappy", "none"],
+        "file_mode": FileMode,
+        "options": dict[str, Any],
+    },
+)
 class ParquetExporterConfig(QueryExporterConfig):
     """
-    `urn:quiver:parquet:exporter`: one directory of Parquet files per signal. Readers only ever see complete files.
+    `urn:quiver:parquet:exporter`: Parquet files in a directory or a bucket. Readers only ever see complete files. The
+    keys are the fields of `ParquetTables`.
 
     Attributes:
-        path: the output directory.
-        compression: compression of the Parquet pages.
-        file_mode: permission bits of the files, in quotes; the umask decides by default.
-        checkpoint: Spark's checkpoint directory; by default `<path>/_checkpoint`, a name that Parquet readers ignore.
+        checkpoint: Spark's checkpoint directory; by default `<path>/_checkpoint`, a name that Parquet readers ignore,
+            and for a bucket in the run directory.
     """
 
-    path: Annotated[str, Field(min_length=1)]
-    compression: Literal["zstd", "snappy", "none"] = "zstd"
-    file_mode: FileMode = None
-
     def check(self) -> None:
-        """Refuse a mode that does not let the owner write the files."""
+        """Refuse values that are invalid or without effect."""
         super().check()
-        check_file_mode(self.file_mode)
+        self.settings()
+
+    def settings(self) -> ParquetTables:
+        """
+        Return the settings of the exporter.
+
+        Raises:
+            SettingsError: a value is invalid.
+        """
+        return self.build(ParquetTables)
 
     @property
     def destination(self) -> str:
-        """The output directory."""
-        return self.path
+        """The output directory, or the URL of the bucket."""
+        return self.settings().path
 
     @property
-    def checkpoint_path(self) -> str:
-        """Spark's checkpoint directory."""
-        return self.checkpoint or f"{self.path}/_checkpoint"
+    def checkpoint_path(self) -> str | None:
+        """Spark's checkpoint directory; None means in the run directory."""
+        settings = self.settings()
+        return self.checkpoint or (None if settings.is_bucket else f"{settings.path}/_checkpoint")
 
 
 @settings_keys(ConsoleSettings)

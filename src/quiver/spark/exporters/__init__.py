@@ -7,7 +7,7 @@ module               purpose
 `query.py`           a query from a store through processors to an exporter
 `settings.py`        the settings of exporters; no Spark
 `tables.py`          exporters to the console, files, Spark formats, another store
-`parquet.py`         the Parquet exporter: a query over `bundles`
+`parquet.py`         the Parquet exporter: a query over `bundles`; its files are those of `spark/lake/`
 `output_files.py`    permissions and durability of exported files
 `parquet_commit.py`  files that become visible exactly once, and complete
 `delivery.py`        a query that delivers single bundles, with retries

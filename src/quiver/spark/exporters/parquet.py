@@ -1,8 +1,9 @@
 """
 The Parquet exporter: a streaming query in which only descriptors travel.
 
-Tasks open the bundles, decode them and write Parquet with pyarrow, next to the final location of the files. The driver
-commits the batch (`parquet_commit.py`). The output directory has:
+Tasks open the bundles, decode them and write Parquet with pyarrow, under names that readers do not see. The driver
+commits the batch: on a disk as in `parquet_commit.py`, in a bucket as in `quiver.spark.lake.object_commit`. The output
+has:
 
 ====================  =====================================================
 ``logs/``             a row per log record, of raw OTLP requests and of OTAP tables
@@ -10,6 +11,8 @@ commits the batch (`parquet_commit.py`). The output directory has:
 ``metrics/``          a row per data point
 ``slots/<name>/``     any other slot, as it was stored
 ====================  =====================================================
+
+With `partition_by`, the tables have partitions below them (`quiver.spark.lake.layout`).
 """
 
 from __future__ import annotations
@@ -18,25 +21,26 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from quiver.bundle import OTAP, Adapter, Bundle, BundleRef, batch_bytes, schema_fingerprint
+from quiver.bundle import OTAP, Adapter, Bundle, BundleRef, batch_bytes
 from quiver.errors import CorruptionError, UsageError
-from quiver.otap import VIEWS, decode_groups, view_schema
+from quiver.otap import VIEWS, decode_groups
 from quiver.otap.stored import split_stored
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema
 from quiver.spark.exporters.exported import exported_parts
-from quiver.spark.exporters.output_files import begin_file, synced_bytes
-from quiver.spark.exporters.parquet_commit import ExportCommitter, StagedFile, committed_individually, part_prefix
-from quiver.spark.exporters.settings import check_file_mode, directory_mode
+from quiver.spark.exporters.parquet_commit import StagedFile
+from quiver.spark.exporters.settings import check_file_mode
+from quiver.spark.lake.layout import FileLayout
+from quiver.spark.lake.output import BatchCommitter, LakeOutput, output_of
+from quiver.spark.lake.part_files import PartFiles
 from quiver.spark.processors.bad_bundle_filter import ExportBatch
 from quiver.store.reading.offsets import STORE_UNKNOWN
 from quiver.store.reading.segments import store_identities, store_root
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from quiver.delivery.exporter_stats import ExporterStats
+    from quiver.spark.lake.staging import Staging
 
 __all__ = ["ParquetExporter", "PartWriter", "run_exporter"]
 
@@ -72,88 +77,51 @@ _REQUESTS_BYTES_MAX = 8 * 1024 * 1024
 _log = logging.getLogger("quiver")
 
 
-@dataclass
-class _Table:
-    """One file being written."""
-
-    name: str
-    part: str
-    path: str
-    writer: Any
-    rows: int = 0
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_bytes: int = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        if not batch.num_rows:
-            return
-        self.rows += batch.num_rows
-        self.waiting.append(batch)
-        self.waiting_bytes += batch_bytes(batch)
-        if self.waiting_bytes >= _ROW_GROUP_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        if self.waiting:
-            # One row group for many small bundles, because each group costs readers time.
-            self.writer.write_table(pa.Table.from_batches(self.waiting))
-            self.waiting, self.waiting_bytes = [], 0
-
-
 class PartWriter:
     """
-    Runs in a task: takes descriptors, writes and syncs hidden Parquet files, returns their names. Can be pickled.
+    Runs in a task: takes descriptors, writes staged Parquet files, returns their names. Can be pickled.
 
     Args:
-        output: the output directory, which the task can reach by this path.
-        prefix: the prefix of the hidden names of this batch.
-        attempt: identifies this attempt at the batch.
+        staging: where the files are written.
+        layout: how the rows are divided into files.
         exported_through: per store directory, the position before which bundles are skipped: an earlier query exported
             them.
-        compression: of Parquet: zstd, snappy, or none.
         adapter: names the slots.
         fail_on_data_loss: False skips missing or damaged bundles, with a warning.
         skip_undecodable: skip requests that cannot be decoded, with a warning. False if a `BadBundleFilter` must see
             them.
-        file_mode: permission bits of the files; None leaves them to the umask.
         views: the tables of the signals to write; None for all, and for slots that belong to no signal.
     """
 
     def __init__(
         self,
-        output: str,
+        staging: Staging,
+        layout: FileLayout,
         *,
-        prefix: str,
-        attempt: str,
         exported_through: Mapping[str, BundleRef],
-        compression: str,
         adapter: Adapter = OTAP,
         fail_on_data_loss: bool = True,
         skip_undecodable: bool = False,
-        file_mode: int | None = None,
         views: AbstractSet[str] | None = None,
     ) -> None:
-        self._output = output
+        self._staging = staging
+        self._layout = layout
         self._views = views
-        self._file_mode = file_mode
-        self._prefix = prefix
-        self._attempt = attempt
         self._exported_through = dict(exported_through)
-        self._compression = compression
         self._adapter = adapter
         self._fail = fail_on_data_loss
         self._skip_undecodable = skip_undecodable
 
     def __call__(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """
-        Write the bundles that *descriptors* describe, and yield the synced files.
+        Write the bundles that *descriptors* describe, and yield the complete, durable files.
 
         Raises:
             DataLossError: a segment is missing.
             CorruptionError: a segment or a request cannot be read.
+            UsageError: the rows cannot be divided as the layout demands.
         """
-        task = _task_name()
-        tables: dict[tuple[str, bytes], _Table] = {}
+        files = PartFiles(self._staging, self._layout, _task_name())
         requests: dict[str, list[Any]] = {view: [] for view in VIEWS}
         through: dict[str, BundleRef] = {}
         waiting = 0
@@ -162,21 +130,19 @@ class PartWriter:
                 through[root] = max(through.get(root, ref), ref)
                 shown, rest = self._wanted(*split_stored(bundle.batches))
                 for slot, batch in rest.items():
-                    self._slot(tables, task, slot, batch)
+                    self._slot(files, slot, batch)
                 for view, stored in shown.items():
                     requests[view].extend(stored)
                 waiting += sum(batch_bytes(batch) for slot, batch in bundle.batches.items() if slot not in rest)
                 if waiting >= _REQUESTS_BYTES_MAX:
-                    self._decode(tables, task, requests)
+                    self._decode(files, requests)
                     waiting = 0
-            self._decode(tables, task, requests)
-            for table in tables.values():
-                table.flush()
+            self._decode(files, requests)
+            parts = files.finish()
         finally:
-            for table in tables.values():
-                table.writer.close()
+            files.close()
         if through:
-            yield _results(tables.values(), through)
+            yield _results(parts, through)
 
     def _wanted(
         self, shown: dict[str, Any], rest: dict[int, pa.RecordBatch]
@@ -192,47 +158,31 @@ class PartWriter:
             if ref >= self._exported_through.get(root, BundleRef(0, 0)):
                 yield root, ref, bundle
 
-    def _decode(self, tables: dict[tuple[str, bytes], _Table], task: str, requests: dict[str, list[Any]]) -> None:
+    def _decode(self, files: PartFiles, requests: dict[str, list[Any]]) -> None:
         for view, waiting in requests.items():
             if not waiting:
                 continue
-            table = self._table(tables, task, view, view_schema(view))
             for group in decode_groups(waiting, view):
                 for index, reason in group.bad:
-                    problem = CorruptionError(
-                        self._output, 0, f"request {group.first + index} for {view} cannot be decoded: {reason}"
-                    )
+                    problem = CorruptionError(view, 0, f"request {group.first + index} cannot be decoded: {reason}")
                     if not self._skip_undecodable:
                         raise problem
                     _log.warning("quiver.spark.request_skipped reason=%s", problem)
-                table.add(group.batch)
+                files.add(view, group.batch)
             waiting.clear()
 
-    def _slot(self, tables: dict[tuple[str, bytes], _Table], task: str, slot: int, batch: pa.RecordBatch) -> None:
+    def _slot(self, files: PartFiles, slot: int, batch: pa.RecordBatch) -> None:
         name = f"slots/{self._adapter.slots.get(slot, slot)}"
         # Parquet has fewer types than Arrow. Columns of other types are cast as for Spark.
         if any(_beyond_parquet(column.type) for column in batch.schema):
             batch = cast_to_schema(batch, spark_schema(batch.schema))
-        self._table(tables, task, name, batch.schema).add(batch)
-
-    def _table(self, tables: dict[tuple[str, bytes], _Table], task: str, name: str, schema: pa.Schema) -> _Table:
-        key = (name, schema_fingerprint(schema))
-        if key not in tables:
-            part = f"{self._prefix}{self._attempt}-{task}-{len(tables)}.part"
-            directory = f"{self._output}/{name}"
-            REAL_FILES.make_dirs(directory, mode=directory_mode(self._file_mode))
-            path = f"{directory}/{part}"
-            begin_file(path, self._file_mode)
-            writer = pq.ParquetWriter(path, schema, compression=self._compression)
-            tables[key] = _Table(name, part, path, writer)
-        return tables[key]
+        files.add(name, batch)
 
 
-def _results(tables: Iterable[_Table], through: Mapping[str, BundleRef]) -> pa.RecordBatch:
-    rows: list[dict[str, Any]] = []
-    for table in tables:
-        size_bytes = synced_bytes(table.path)
-        rows.append({"table": table.name, "part": table.part, "rows": table.rows, "bytes": size_bytes})
+def _results(parts: Iterable[StagedFile], through: Mapping[str, BundleRef]) -> pa.RecordBatch:
+    rows: list[dict[str, Any]] = [
+        {"table": part.table, "part": part.name, "rows": part.rows, "bytes": part.size_bytes} for part in parts
+    ]
     rows += [{"store": root, "segment": ref.segment, "index": ref.index} for root, ref in through.items()]
     return pa.RecordBatch.from_pylist(rows, schema=_RESULT_ARROW)
 
@@ -258,7 +208,8 @@ class ParquetExporter:
     Args:
         store_path: the store that the bundles come from.
         subscriber: the subscriber of the query.
-        output: the output directory; created if missing.
+        output: the output directory, which is created if missing, or an output such as that of
+            `quiver.spark.lake.output.output_of`.
         compression: of Parquet: zstd, snappy, or none.
         fail_on_data_loss: False skips missing or damaged bundles, with a warning.
         skip_undecodable: skip requests that cannot be decoded, with a warning. None means the opposite of
@@ -266,6 +217,7 @@ class ParquetExporter:
         file_mode: permission bits of the files, such as 0o640; None leaves them to the umask.
         stats: receives the delivered amounts.
         views: the tables of the signals to export; None for all, and for slots that belong to no signal.
+        layout: how the rows of a batch are divided into files; by default one file for each table and task.
 
     Raises:
         UsageError: the compression is unknown, or files could not be written with this mode.
@@ -275,7 +227,7 @@ class ParquetExporter:
         self,
         store_path: str,
         subscriber: str,
-        output: str,
+        output: str | LakeOutput,
         *,
         compression: str = "zstd",
         fail_on_data_loss: bool = True,
@@ -283,21 +235,20 @@ class ParquetExporter:
         file_mode: int | None = None,
         stats: ExporterStats | None = None,
         views: AbstractSet[str] | None = None,
+        layout: FileLayout | None = None,
     ) -> None:
         self._stats = stats
         self._views = views
         check_file_mode(file_mode)
-        self._file_mode = file_mode
         if compression not in {"zstd", "snappy", "none"}:
             raise UsageError(f"compression: {compression!r} is not one of zstd, snappy, none")
         self._store_path = str(Path(store_path).absolute())
         self._subscriber = subscriber
-        self._output = str(Path(output).absolute())
-        self._compression = compression
+        self._output = output_of(output, file_mode=file_mode) if isinstance(output, str) else output
+        self._layout = replace(layout or FileLayout(), compression=compression)
         self._fail = fail_on_data_loss
         self._skip_undecodable = not fail_on_data_loss if skip_undecodable is None else skip_undecodable
-        self._committer: ExportCommitter | None = None
-        self._attempts = 0
+        self._committer: BatchCommitter | None = None
         self._stores: dict[str, str] = {}
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -319,6 +270,7 @@ class ParquetExporter:
         Raises:
             CorruptionError: a commit record or a bundle is damaged.
             OSError: the disk refused.
+            ObjectsUnavailableError: the object store does not answer. The next attempt continues.
         """
         self._stores = store_identities(REAL_FILES, self._store_path)
         if self._committer is None:
@@ -331,8 +283,8 @@ class ParquetExporter:
             for root, store in self._stores.items()
             if store in committer.exported_through
         }
-        with committer.writing(batch_id):
-            rows = self._written(batch, part_prefix(query_id, batch_id), exported_through)
+        with committer.writing(batch_id) as prefix:
+            rows = self._written(batch, self._output.staging(query_id, prefix), exported_through)
         through: dict[str, BundleRef] = {}
         for row in rows:
             if not row["part"]:
@@ -364,8 +316,8 @@ class ParquetExporter:
         self._stores = store_identities(REAL_FILES, self._store_path)
         committer = self._committer_of(name)
         if not committer.is_committed(0):
-            with committer.writing(0):
-                rows = self._written(spark.createDataFrame(bundle), part_prefix(name, 0), {})
+            with committer.writing(0) as prefix:
+                rows = self._written(spark.createDataFrame(bundle), self._output.staging(name, prefix), {})
             committer.commit(0, _parts(rows), {})
             self._delivered(rows)
 
@@ -374,34 +326,21 @@ class ParquetExporter:
 
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return those of *names* under which a bundle was exported individually."""
-        return committed_individually(REAL_FILES, self._output, names)
+        return self._output.committed_individually(names)
 
-    def _written(self, batch: DataFrame, prefix: str, exported_through: Mapping[str, BundleRef]) -> list[Row]:
-        self._attempts += 1
+    def _written(self, batch: DataFrame, staging: Staging, exported_through: Mapping[str, BundleRef]) -> list[Row]:
         task = PartWriter(
-            self._output,
-            prefix=prefix,
-            attempt=f"{os.getpid()}a{self._attempts}",
+            staging,
+            self._layout,
             exported_through=exported_through,
-            compression=self._compression,
             fail_on_data_loss=self._fail,
             skip_undecodable=self._skip_undecodable,
-            file_mode=self._file_mode,
             views=self._views,
         )
         return batch.select("path", "segment", "index").mapInArrow(task, _RESULT_SCHEMA).collect()
 
-    def _committer_of(self, query_id: str) -> ExportCommitter:
-        committer = ExportCommitter(
-            REAL_FILES,
-            self._output,
-            query_id=query_id,
-            stores=self._stores.values(),
-            subscriber=self._subscriber,
-            file_mode=self._file_mode,
-        )
-        committer.recover()
-        return committer
+    def _committer_of(self, query_id: str) -> BatchCommitter:
+        return self._output.committer(query_id, stores=self._stores.values(), subscriber=self._subscriber)
 
 
 def _parts(rows: Iterable[Row]) -> list[StagedFile]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -43,12 +44,14 @@ __all__ = [
     "INDIVIDUAL_PREFIX",
     "RECORDS_DIR",
     "RECORDS_KEPT",
+    "RECORD_BYTES_MAX",
     "ExportCommitter",
     "ExportRecord",
     "StagedFile",
     "committed_individually",
     "individual_id",
     "part_prefix",
+    "record_batch_of",
 ]
 
 INDIVIDUAL_PREFIX = "apart-"
@@ -61,7 +64,7 @@ RECORDS_KEPT = 100
 RECORD_VERSION = 2
 _ONE_STORE_VERSION = 1
 """A record of this version has one store and one position."""
-_RECORD_BYTES_MAX = 64 * 1024 * 1024
+RECORD_BYTES_MAX = 64 * 1024 * 1024
 _QUERY_CHARACTERS = 8
 
 
@@ -206,6 +209,7 @@ class ExportCommitter:
         self._suffix = suffix
         self._subscriber = subscriber
         self._records = f"{output}/{RECORDS_DIR}/{query_id}"
+        self._attempts = 0
         self.exported_through: dict[str, BundleRef] = {}
         """Per store, the position before which an earlier query of the same subscriber committed every bundle."""
 
@@ -241,36 +245,27 @@ class ExportCommitter:
     def _own_records(self, directory: str) -> list[ExportRecord]:
         records = []
         for name in self._fs.list_dir(directory):
-            if _batch_of(name) is not None:
+            if record_batch_of(name) is not None:
                 path = f"{directory}/{name}"
-                record = ExportRecord.decode(self._fs.read_all(path, size_max=_RECORD_BYTES_MAX), path)
+                record = ExportRecord.decode(self._fs.read_all(path, size_max=RECORD_BYTES_MAX), path)
                 if record.subscriber == self._subscriber and self._stores & set(record.through):
                     records.append(record)
         return records
 
     def _remove_leftovers(self, prefixes: tuple[str, ...]) -> None:
-        leftovers = [
-            f"{self._output}/{table}/{name}"
-            for table in self._tables()
-            for name in self._names(table)
-            if name.startswith(prefixes) and name.endswith(".part")
-        ]
-        remove_durably(self._fs, leftovers)
+        remove_durably(self._fs, [path for path in self._parts(self._output) if _file_name(path).startswith(prefixes)])
 
-    def _names(self, table: str) -> list[str]:
+    def _parts(self, directory: str) -> Iterator[str]:
+        """Yield the hidden files of all tables and their partitions."""
         try:
-            return self._fs.list_dir(f"{self._output}/{table}")
+            names = self._fs.list_dir(directory)
         except NotADirectoryError:
-            return []  # not a file of ours
-
-    def _tables(self) -> list[str]:
-        tables = []
-        for name in self._fs.list_dir(self._output):
-            if name == "slots":
-                tables += [f"slots/{slot}" for slot in self._fs.list_dir(f"{self._output}/slots")]
-            elif not name.startswith(("_", ".")):
-                tables.append(name)
-        return tables
+            return  # not a file of ours
+        for name in names:
+            if name.endswith(".part"):
+                yield f"{directory}/{name}"
+            elif not name.startswith(("_", ".")) and not name.endswith((self._suffix, ".parquet")):
+                yield from self._parts(f"{directory}/{name}")
 
     def is_committed(self, batch: int) -> bool:
         """
@@ -282,14 +277,19 @@ class ExportCommitter:
         path = self._record_path(batch)
         if not self._fs.exists(path):
             return False
-        self.roll_forward(ExportRecord.decode(self._fs.read_all(path, size_max=_RECORD_BYTES_MAX), path))
+        self.roll_forward(ExportRecord.decode(self._fs.read_all(path, size_max=RECORD_BYTES_MAX), path))
         return True
 
     @contextlib.contextmanager
-    def writing(self, batch: int) -> Iterator[None]:
-        """Enclose the writing of the parts of *batch*. If it fails, remove them: they are written again, or never."""
+    def writing(self, batch: int) -> Iterator[str]:
+        """
+        Enclose the writing of the parts of *batch*, whose names begin with the yielded prefix.
+
+        If it fails, they are removed: they are written again, or never.
+        """
+        self._attempts += 1
         try:
-            yield
+            yield f"{part_prefix(self._query_id, batch)}{os.getpid()}a{self._attempts}-"
         except BaseException:
             with contextlib.suppress(OSError):  # `recover` removes them, too, and the first error matters more
                 self._remove_leftovers((part_prefix(self._query_id, batch),))
@@ -352,7 +352,12 @@ def _tables_of(record: ExportRecord) -> Sequence[str]:
     return tuple(dict.fromkeys(part.table for part, _ in record.files))
 
 
-def _batch_of(name: str) -> int | None:
+def _file_name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def record_batch_of(name: str) -> int | None:
+    """Return the number of the batch whose record has this file name; None for other names."""
     stem, dot, suffix = name.partition(".")
     return int(stem) if dot and suffix == "json" and stem.isdecimal() else None
 

@@ -6,6 +6,7 @@ Each takes all tables of a batch in one call, and reports whether it already has
 ====================  ==================================================================================
 `ConsoleExporter`     prints again
 `FileExporter`        nothing: files appear once, see `parquet_commit.py`
+`ParquetTables`       nothing: see `spark/lake/`
 `QuiverExporter`      nothing: a store takes a batch once, see `store/staged_import.py`
 `TopicExporter`       nothing: topics take a batch once, see `spark/topics/export.py`
 `FormatExporter`      depends on the format and the placeholders in its options: `{query}`, `{batch}`
@@ -15,7 +16,6 @@ Each takes all tables of a batch in one call, and reports whether it already has
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from quiver.bundle import OTAP, BundleRef
@@ -32,7 +31,7 @@ from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.exported import ExportedAmount, Observed, exported_parts
 from quiver.spark.exporters.output_files import begin_file, synced_bytes
-from quiver.spark.exporters.parquet_commit import ExportCommitter, StagedFile, committed_individually, part_prefix
+from quiver.spark.exporters.parquet_commit import ExportCommitter, StagedFile, committed_individually
 from quiver.spark.exporters.settings import (
     ConsoleSettings,
     FileSettings,
@@ -42,6 +41,8 @@ from quiver.spark.exporters.settings import (
     directory_mode,
 )
 from quiver.spark.exporters.table_exporter import BatchOf, TableExporter, Tables
+from quiver.spark.lake.settings import ParquetTables
+from quiver.spark.lake.table_export import ParquetTableExporter
 from quiver.spark.otlp_rows import is_view, json_of_rows
 from quiver.spark.questdb.export import QuestdbExporter
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
@@ -230,37 +231,18 @@ class _StageTask:
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class ParquetTables:
-    """
-    Parquet of tables after processors. Without processors, `ParquetExporter` writes the stored data directly.
-
-    Attributes:
-        path: the directory.
-        compression: zstd, snappy, or none.
-        file_mode: permission bits of the files; None leaves them to the umask.
-    """
-
-    path: str
-    compression: str = "zstd"
-    format: str = "parquet"
-    file_mode: int | None = None
-
-
 _SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 
 
 class FileExporter:
     """Writes files to a directory with one folder per table, each batch exactly once."""
 
-    def __init__(self, settings: FileSettings | ParquetTables, *, subscriber: str) -> None:
+    def __init__(self, settings: FileSettings, *, subscriber: str) -> None:
         self._settings = settings
         self._subscriber = subscriber
         self._output = str(Path(settings.path).absolute())
-        suffix = ".parquet" if settings.format == "parquet" else f".jsonl{_SUFFIXES[settings.compression]}"
-        self._suffix = suffix
+        self._suffix = f".jsonl{_SUFFIXES[settings.compression]}"
         self._committers: dict[str, ExportCommitter] = {}
-        self._attempts = 0
 
     def has(self, batch: BatchOf) -> bool:
         """Return whether *batch* has its files, durably in place."""
@@ -281,19 +263,17 @@ class FileExporter:
         Raises:
             UsageError: the format is OTLP, and a table is not a view.
         """
-        self._attempts += 1
         committer = self._committer(batch)
-        with committer.writing(batch.number):
-            parts = [part for name, frame in tables.items() for part in self._written(name, frame, batch)]
+        with committer.writing(batch.number) as prefix:
+            parts = [part for name, frame in tables.items() for part in self._written(name, frame, prefix)]
         committer.commit(batch.number, parts, batch.through or {})
         return exported_parts(parts)
 
-    def _written(self, name: str, frame: DataFrame, batch: BatchOf) -> list[StagedFile]:
+    def _written(self, name: str, frame: DataFrame, prefix: str) -> list[StagedFile]:
         task = _FileTask(
             output=self._output,
             table=name,
-            prefix=part_prefix(batch.query, batch.number),
-            attempt=f"{os.getpid()}a{self._attempts}",
+            prefix=prefix,
             format=self._settings.format,
             compression=self._settings.compression,
             file_mode=self._settings.file_mode,
@@ -328,14 +308,13 @@ class _FileTask:
     output: str
     table: str
     prefix: str
-    attempt: str
     format: str
     compression: str
     file_mode: int | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition, task = task_place()
-        name = f"{self.prefix}{self.attempt}-{partition:05}-{task}.part"
+        name = f"{self.prefix}{partition:05}-{task}.part"
         path = f"{self.output}/{self.table}/{name}"
         rows = 0
         writer: Any = None
@@ -346,7 +325,7 @@ class _FileTask:
                 if writer is None:
                     REAL_FILES.make_dirs(f"{self.output}/{self.table}", mode=directory_mode(self.file_mode))
                     begin_file(path, self.file_mode)
-                    writer = self._open(path, batch.schema)
+                    writer = self._open(path)
                 rows += batch.num_rows
                 self._write(writer, batch)
         finally:
@@ -355,17 +334,13 @@ class _FileTask:
         if rows:
             yield pa.record_batch({"part": [name], "rows": [rows], "bytes": [synced_bytes(path)]})
 
-    def _open(self, path: str, schema: pa.Schema) -> Any:
-        if self.format == "parquet":
-            return pq.ParquetWriter(path, schema, compression=self.compression)
+    def _open(self, path: str) -> Any:
         if self.compression == "none":
             return pa.OSFile(path, "wb")
         return pa.CompressedOutputStream(path, self.compression)
 
     def _write(self, writer: Any, batch: pa.RecordBatch) -> None:
-        if self.format == "parquet":
-            writer.write_batch(batch)
-        elif self.format == "jsonl":
+        if self.format == "jsonl":
             writer.write("".join(f"{line}\n" for line in batch.column(0).to_pylist()).encode())
         else:
             for start in range(0, batch.num_rows, _REQUEST_ROWS_MAX):
@@ -399,6 +374,6 @@ _MAKERS: Mapping[type[Any], Callable[[Any, str], TableExporter]] = {
     TopicSinkSettings: lambda settings, _: TopicExporter(settings),
     QuestdbSinkSettings: lambda settings, _: QuestdbExporter(settings),
     FileSettings: lambda settings, subscriber: FileExporter(settings, subscriber=subscriber),
-    ParquetTables: lambda settings, subscriber: FileExporter(settings, subscriber=subscriber),
+    ParquetTables: lambda settings, subscriber: ParquetTableExporter(settings, subscriber=subscriber),
 }
 """Settings type → function that makes the exporter, for a subscriber."""
