@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from quiver.errors import QuiverError, UsageError
-from quiver.settings import parse_size_bytes
+from quiver.settings import parse_duration_s, parse_size_bytes
 
 __all__ = [
-    "bytes_option", "count_option", "refuse_ending", "refuse_stream_options", "switch_option", "transaction_option",
+    "bytes_option", "count_option", "duration_option", "refuse_ending", "refuse_stream_options", "switch_option",
+    "transaction_option",
 ]  # fmt: skip
 
 
@@ -84,6 +85,25 @@ def bytes_option(given: Mapping[str, str], name: str, default: int) -> int:
     if size < 1:
         raise UsageError(f"{name}: {value!r} is not a size of at least 1 byte")
     return size
+
+
+def duration_option(given: Mapping[str, str], name: str) -> float | None:
+    """
+    Return option *name* of *given*, a duration such as ``5m``, in seconds; None if it is not set.
+
+    Raises:
+        UsageError: it is not a duration above 0.
+    """
+    value = given.get(name.lower())
+    if value is None:
+        return None
+    try:
+        seconds = parse_duration_s(value, key=name)
+    except QuiverError as error:
+        raise UsageError(str(error)) from error
+    if seconds <= 0:
+        raise UsageError(f"{name}: {value!r} is not above 0")
+    return seconds
 
 
 def transaction_option(

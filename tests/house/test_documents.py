@@ -80,7 +80,7 @@ def test_options_of_the_howto_exist():
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     options = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
 
-    assert len(options) == 22
+    assert len(options) == 25
     for name in options:
         with pytest.raises(Exception, match=r"^(?!unknown option)"):
             parse_options({name: ""})

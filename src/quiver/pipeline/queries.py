@@ -243,6 +243,8 @@ def source_options(plan: QueryPlan) -> dict[str, str]:
     from quiver.spark.exporters.query import BATCH_BUNDLES_MAX  # noqa: PLC0415 - an extra
 
     options = {"failOnDataLoss": "false"} if plan.may_lose else {}
+    if isinstance(plan.route.config, ParquetExporterConfig):
+        options |= plan.route.config.settings().source_options()
     if plan.batch_bytes_max is not None and plan.batch_bytes_max < STREAM_BYTES_MAX:
         options["maxBytesPerTrigger"] = str(plan.batch_bytes_max)
     if plan.route.processors:

@@ -320,6 +320,7 @@ def test_a_url_in_place_of_a_directory_is_refused(old, new, line):
         ('path: s3://bucket/out\n      file_mode: "0600"', 36, "file_mode has no effect in a bucket"),
         ("path: out\n      partition_by: [hour]", 36, "hour needs day"),
         ("path: out\n      target_file_size: 1KiB", 36, "target_file_size must be at least 65536"),
+        ("path: out\n      max_file_age: 25h", 36, "max_file_age must be 0 to 24h"),
         ("path: out\n      max_partitions: 0", 36, "max_partitions must be 1 to 4096"),
     ],
 )

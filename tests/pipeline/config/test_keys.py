@@ -199,6 +199,7 @@ CHANGES = {
         "options": ({"region": "eu-west-1"}, {"path": "s3://bucket/lake"}),
         "partition_by": ["day", "service.name"],
         "target_file_size": "64MiB",
+        "max_file_age": "9m",
         "max_partitions": 9,
     },
     "urn:otel:otlp:exporter": SENDER,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+
 import polars as pl
 import pyarrow.dataset as ds
 import pyarrow.fs
@@ -135,6 +138,29 @@ def test_tables_after_processors_are_partitioned_too(spark, store, tmp_path):
     found = ds.dataset(str(tmp_path / "lake"), format="parquet", partitioning="hive").to_table()
     assert sorted(found["time_unix_nano"].to_pylist()) == times[1:]
     assert {*found["signal"].to_pylist()} == {"logs"}
+
+
+@needs(EXPORTERS)
+def test_a_query_waits_for_more_data(spark, store, tmp_path):
+    """One file instead of one for each segment, when the data is old enough."""
+    exporter = ParquetExporter(store.root, "exp", bucket_of(tmp_path))
+    options = {"maxTriggerDelay": "1h"}
+    query = start_bundle_query(
+        spark, store.root, "exp", exporter, checkpoint=str(tmp_path / "ck"), options=options,
+        trigger={"processingTime": "0 seconds"},
+    )  # fmt: skip
+    try:
+        times = hourly(store, 0, 1)
+        query.processAllAvailable()
+        assert not (tmp_path / "lake" / "logs").exists()
+        times += hourly(store, 1, 1)
+        for path in pathlib.Path(store.root, "segments").iterdir():
+            os.utime(path, (1, 1))
+        query.processAllAvailable()
+        assert logs_in(tmp_path) == times
+        assert len(list((tmp_path / "lake" / "logs").iterdir())) == 1
+    finally:
+        query.stop()
 
 
 @needs(EXPORTERS)

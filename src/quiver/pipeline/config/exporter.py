@@ -314,6 +314,7 @@ class QueryExporterConfig(ExporterConfig):
     "options",
     "partition_by",
     target_file_size="target_file_size_bytes",
+    max_file_age="max_file_age_s",
     max_partitions="partitions_max",
     types={
         "path": Annotated[str, Field(min_length=1)],
@@ -350,6 +351,16 @@ class ParquetExporterConfig(QueryExporterConfig):
     def destination(self) -> str:
         """The output directory, or the URL of the bucket."""
         return self.settings().path
+
+    @property
+    def sends(self) -> str:
+        """The interval between batches, human-readable."""
+        settings = self.settings()
+        if not settings.file_age_s:
+            return super().sends
+        size = settings.file_bytes_max
+        full = "it is full" if size is None else f"there is enough for files of {size_words(size)}"
+        return f"a batch when {full}, or after {duration_words(settings.file_age_s)}"
 
     @property
     def checkpoint_path(self) -> str | None:

@@ -11,9 +11,20 @@ from quiver.spark.exporters.settings import check_file_mode
 from quiver.spark.lake.layout import PARTITIONS_MAX, FileLayout, PartitionBy
 from quiver.spark.lake.output import LakeOutput, output_of
 
-__all__ = ["ParquetTables"]
+__all__ = ["BUCKET_FILE_AGE_S", "BUCKET_FILE_BYTES", "ParquetTables"]
+
+BUCKET_FILE_BYTES = 128 << 20
+BUCKET_FILE_AGE_S = 300.0
+"""The defaults in a bucket, where each file costs requests, and many small ones make readers slow."""
+
+STORED_TO_FILE = 4
+"""The assumed ratio of stored bytes to bytes of Parquet. It decides when a batch is large enough, nothing else."""
 
 _FILE_BYTES_MIN = 1 << 16
+_FILE_AGE_S_MAX = 24 * 3600.0
+_BATCH_BYTES = 256 << 20
+"""The default limit of a batch of the source."""
+
 _PARTITIONS_LIMIT = 4096
 
 
@@ -28,7 +39,10 @@ class ParquetTables:
         file_mode: permission bits of the files; None leaves them to the umask.
         options: of the object store, as everywhere in Quiver: region, endpoint, access_key, …
         partition_by: keys of the partitions, outermost first: day, hour, signal, or the name of an attribute.
-        target_file_size_bytes: a file is closed at this size; it may be larger by one row group. None is no limit.
+        target_file_size_bytes: a file is closed at this size; it may be larger by one row group. None is no limit on a
+            disk, and `BUCKET_FILE_BYTES` in a bucket.
+        max_file_age_s: a batch waits until the target size is stored or its oldest segment is this old. 0 does not
+            wait, None is 0 on a disk, and `BUCKET_FILE_AGE_S` in a bucket.
         partitions_max: the partitions of a batch that a task writes at most.
 
     Raises:
@@ -41,6 +55,7 @@ class ParquetTables:
     options: Mapping[str, object] = field(default_factory=dict, repr=False)  # may hold passwords
     partition_by: tuple[str, ...] = ()
     target_file_size_bytes: int | None = None
+    max_file_age_s: float | None = None
     partitions_max: int = PARTITIONS_MAX
 
     def __post_init__(self) -> None:
@@ -53,6 +68,8 @@ class ParquetTables:
         size = self.target_file_size_bytes
         if size is not None and size < _FILE_BYTES_MIN:
             raise SettingsError(f"target_file_size must be at least {_FILE_BYTES_MIN} bytes, not {size}")
+        if not 0 <= self.file_age_s <= _FILE_AGE_S_MAX:
+            raise SettingsError(f"max_file_age must be 0 to 24h, not {self.file_age_s:g} s")
         if not 1 <= self.partitions_max <= _PARTITIONS_LIMIT:
             raise SettingsError(f"max_partitions must be 1 to {_PARTITIONS_LIMIT}, not {self.partitions_max}")
         if self.is_bucket:
@@ -69,6 +86,34 @@ class ParquetTables:
         """Whether the path is a URL of an object store."""
         return "://" in self.path
 
+    @property
+    def file_bytes_max(self) -> int | None:
+        """The size at which a file is closed."""
+        return self.target_file_size_bytes or (BUCKET_FILE_BYTES if self.is_bucket else None)
+
+    @property
+    def file_age_s(self) -> float:
+        """How long a batch waits to become larger; 0 does not wait."""
+        default = BUCKET_FILE_AGE_S if self.is_bucket else 0.0
+        return default if self.max_file_age_s is None else self.max_file_age_s
+
+    def source_options(self) -> dict[str, str]:
+        """
+        Return the options of the source, which make batches of the right size.
+
+        While a batch waits, its bundles are in the store: a file is compacted before it is visible, not after that.
+        """
+        options = {}
+        stored = None if self.file_bytes_max is None else self.file_bytes_max * STORED_TO_FILE
+        if stored is not None:
+            options["minPartitionBytes"] = str(stored)  # a task for each file
+        if self.file_age_s:
+            options["maxTriggerDelay"] = f"{self.file_age_s:g}s"
+            if stored is not None:
+                options["minBytesPerTrigger"] = str(stored)
+                options["maxBytesPerTrigger"] = str(max(stored, _BATCH_BYTES))
+        return options
+
     def output(self) -> LakeOutput:
         """Return where the files become visible."""
         return output_of(self.path, self.options, file_mode=self.file_mode)
@@ -78,7 +123,7 @@ class ParquetTables:
         return FileLayout(
             self.compression,
             PartitionBy(self.partition_by),
-            self.target_file_size_bytes,
+            self.file_bytes_max,
             self.partitions_max,
         )
 

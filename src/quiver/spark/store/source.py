@@ -17,6 +17,7 @@ from quiver.otap import slots_of_view, view_schema
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.cast import spark_schema
 from quiver.spark.log_source import LogDataSource, ReadableLog, parallelism
+from quiver.spark.store.batch_wait import BatchWait
 from quiver.spark.store.read_partition import (
     BUNDLE_SCHEMA,
     IPC_SCHEMA,
@@ -51,6 +52,11 @@ class StoreLog(ReadableLog):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._subscribed: StreamSubscriber | CoresStreamSubscriber | None = None
+        self._wait: BatchWait | None = None
+        if options.batch_delay_s_max is not None:
+            self._wait = BatchWait(
+                REAL_FILES, size_bytes_min=options.batch_bytes_min, delay_s_max=options.batch_delay_s_max
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         # A lock cannot travel: tasks only read, and never acknowledge.
@@ -134,8 +140,14 @@ class StoreLog(ReadableLog):
         return self._subscriber.initial()
 
     def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
-        """Ack everything before *start*, whose batch is committed, and return where the next batch ends."""
-        return self._subscriber.latest(start, unlimited=unlimited)
+        """
+        Ack everything before *start*, whose batch is committed, and return where the next batch ends: *start* while it
+        waits for more.
+        """
+        end = self._subscriber.latest(start, unlimited=unlimited)
+        if self._wait is None or unlimited or end == start or self._subscriber.has_more(end):  # then it is full
+            return end
+        return end if self._wait.is_over(self._subscriber.pending(start, end)) else dict(start)
 
     def tail(self) -> dict[str, Any] | None:
         """Return the end of the store, for progress reports."""
@@ -143,6 +155,7 @@ class StoreLog(ReadableLog):
 
     def available_now(self) -> None:
         """Fix the end of this run at what the store contains now."""
+        self._wait = None
         self._subscriber.available_now()
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[BundleRange, ...]]:

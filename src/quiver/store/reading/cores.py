@@ -82,6 +82,12 @@ class CoresStreamSubscriber:
         end = CoresOffset(ends).to_json()
         return dict(start) if end["cores"] == start.get("cores") else end
 
+    def has_more(self, start: Mapping[str, Any]) -> bool:
+        """Return whether a core has bundles after *start*."""
+        live = self._live()
+        offset = self._parse(start, live)
+        return any(one.has_more(self._begin(offset, core, one)) for core, one in live.items())
+
     def commit(self, end: Mapping[str, Any]) -> None:
         """
         Acknowledge everything before *end*, durably.
@@ -116,7 +122,22 @@ class CoresStreamSubscriber:
                     f"the batch needs bundles before {offset.position} of store {offset.store}, which was removed; "
                     "failOnDataLoss=false continues without them",
                 )
-        return pack(ranges, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
+        return pack(
+            ranges,
+            parallelism=self._parallelism,
+            partitions_min=self._options.partitions_min,
+            partition_bytes_min=self._options.partition_bytes_min,
+        )
+
+    def pending(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[BundleRange]:
+        """Return the bundles from *start* to before *end* without planning a batch: nothing is checked or synced."""
+        live = self._live()
+        first, last = self._parse(start, live), self._parse(end, live)
+        ranges: list[BundleRange] = []
+        for core, offset in sorted(last.cores.items()):
+            if first.cores.get(core) != offset and core in live and _is_of(offset, live[core]):
+                ranges += live[core].pending(self._begin(first, core, live[core]), offset.to_json())
+        return ranges
 
     def available_now(self) -> None:
         """From now on, return no bundles that are not yet in the store."""

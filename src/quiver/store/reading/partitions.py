@@ -147,7 +147,13 @@ def ranges_between(segments: Iterable[SegmentSummary], start: BundleRef, end: Bu
     return ranges
 
 
-def pack(ranges: Sequence[BundleRange], *, parallelism: int, partitions_min: int = 0) -> list[tuple[BundleRange, ...]]:
+def pack(
+    ranges: Sequence[BundleRange],
+    *,
+    parallelism: int,
+    partitions_min: int = 0,
+    partition_bytes_min: int = PARTITION_BYTES_MIN,
+) -> list[tuple[BundleRange, ...]]:
     """
     Distribute *ranges* over tasks, about equally by bytes and in order. Bundles are never divided.
 
@@ -155,12 +161,13 @@ def pack(ranges: Sequence[BundleRange], *, parallelism: int, partitions_min: int
         ranges: ascending.
         parallelism: the number of tasks that run at the same time, and the default maximum of partitions.
         partitions_min: the minimum number of partitions, if there are that many bundles; 0 leaves it to the bytes.
+        partition_bytes_min: a partition for each of this many bytes, up to *parallelism*.
     """
     total = sum(bundle_range.size_bytes for bundle_range in ranges)
     bundles = sum(bundle_range.stop - bundle_range.start for bundle_range in ranges)
     if bundles == 0:
         return []
-    wanted = min(parallelism, -(-total // PARTITION_BYTES_MIN))
+    wanted = min(parallelism, -(-total // partition_bytes_min))
     count = max(1, min(bundles, max(wanted, partitions_min)))
     packed: list[tuple[BundleRange, ...]] = []
     current: list[BundleRange] = []

@@ -27,6 +27,11 @@ option                      default    meaning
 ``maxBundlesPerTrigger``               streams only; the first limit that is reached ends the batch
 ``maxRowsPerTrigger``                  streams only; as exact as the row counts in a segment's directory
 ``maxBytesPerTrigger``      256MiB     streams only; a batch always has at least one bundle
+``minBytesPerTrigger``                 streams only, with the next: a batch waits until this much is stored, or the
+                                       batch is full
+``maxTriggerDelay``                    streams only: … or the oldest waiting segment was sealed this long ago (``5m``).
+                                       Alone, the batch waits only for this time. ``availableNow`` waits for neither
+``minPartitionBytes``       16MiB      streams only: a task for each of this many bytes, up to the number of cores
 ``minPartitions``           by bytes   the minimum number of tasks, if there are that many bundles
 ``failOnDataLoss``          true       true stops when data is missing or damaged, false continues without it
 ``checkpoint``                         streams only: the query's ``checkpointLocation`` on a local disk. Its files
@@ -41,15 +46,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from quiver.bundle import OTAP, QWP_SLOT
 from quiver.errors import UsageError
 from quiver.instant import parse_timestamp
-from quiver.option_values import bytes_option, count_option, switch_option
+from quiver.option_values import bytes_option, count_option, duration_option, switch_option
 from quiver.store.reading.checkpoint import is_local
 from quiver.store.reading.offsets import StartingOffsets, parse_starting
-from quiver.store.reading.partitions import Limits
+from quiver.store.reading.partitions import PARTITION_BYTES_MIN, Limits
 from quiver.store.reading.query.time_range import TimeRange
 
 __all__ = ["METADATA_COLUMNS", "STREAM_OPTIONS", "VIEWS", "Mode", "SourceOptions", "View", "parse_options"]
@@ -64,14 +69,18 @@ METADATA_COLUMNS = ("_segment", "_index", "_row", "_ingested_at")
 
 _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 
-STREAM_OPTIONS = ("subscriber", "maxBundlesPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "checkpoint")
+STREAM_OPTIONS = (
+    "subscriber", "maxBundlesPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "minBytesPerTrigger",
+    "maxTriggerDelay", "minPartitionBytes", "checkpoint",
+)  # fmt: skip
 """Options that a batch read refuses, because they would have no effect."""
 
 _NAMES = (
     "path", "mode", "view", "slot", "table", "columns", "includeMetadata", "timestampsAs", "subscriber",
     "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "startingEventTime",
     "endingEventTime", "includeUnsealed", "maxBundlesPerTrigger",
-    "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss", "checkpoint",
+    "maxRowsPerTrigger", "maxBytesPerTrigger", "minBytesPerTrigger", "maxTriggerDelay", "minPartitionBytes",
+    "minPartitions", "failOnDataLoss", "checkpoint",
 )  # fmt: skip
 
 _KNOWN = {name.lower(): name for name in _NAMES}
@@ -98,6 +107,9 @@ class SourceOptions:
     partitions_min: int
     fail_on_data_loss: bool
     checkpoint: str | None
+    batch_bytes_min: int | None = None
+    batch_delay_s_max: float | None = None
+    partition_bytes_min: int = PARTITION_BYTES_MIN
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -154,7 +166,17 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         partitions_min=count_option(given, "minPartitions") or 0,
         fail_on_data_loss=switch_option(given, "failOnDataLoss", default=True),
         checkpoint=_checkpoint(given),
+        **_waiting(given),
+        partition_bytes_min=bytes_option(given, "minPartitionBytes", PARTITION_BYTES_MIN),
     )
+
+
+def _waiting(given: Mapping[str, str]) -> dict[str, Any]:
+    delay_s = duration_option(given, "maxTriggerDelay")
+    size = bytes_option(given, "minBytesPerTrigger", 0) or None
+    if size is not None and delay_s is None:
+        raise UsageError("minBytesPerTrigger needs maxTriggerDelay: the last data of a quiet store would wait forever")
+    return {"batch_bytes_min": size, "batch_delay_s_max": delay_s}
 
 
 def _bound(given: Mapping[str, str], which: str, default: str) -> StartingOffsets:

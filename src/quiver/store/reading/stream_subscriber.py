@@ -171,7 +171,12 @@ class StreamSubscriber:
             DataLossError: some of the bundles are missing.
         """
         ranges = self.ranges(start, end)
-        return pack(ranges, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
+        return pack(
+            ranges,
+            parallelism=self._parallelism,
+            partitions_min=self._options.partitions_min,
+            partition_bytes_min=self._options.partition_bytes_min,
+        )
 
     def ranges(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[BundleRange]:
         """
@@ -189,6 +194,11 @@ class StreamSubscriber:
         if self._checkpoint is not None:
             self._checkpoint.sync_offsets()  # no task may read a batch that a power loss would undo
         return ranges_between(self._segments.from_position(first), first, last)
+
+    def pending(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[BundleRange]:
+        """Return the bundles from *start* to before *end* without planning a batch: nothing is checked or synced."""
+        first, last = max(self._parse(start), self._acked), self._parse(end)
+        return ranges_between(self._segments.from_position(first), first, last) if first < last else []
 
     def available_now(self) -> None:
         """From now on, return no bundles that are not yet in the store."""
