@@ -339,6 +339,10 @@ def _size(value: object, key: str) -> int:
     return parse_size_bytes(value, key=key)
 
 
+def _cap(value: object, key: str) -> int | None:
+    return None if value is None or value == "none" else _size(value, key)
+
+
 def _duration(value: object, key: str) -> float:
     return parse_duration_s(value, key=key)
 
@@ -391,7 +395,7 @@ _KEYS: dict[str, tuple[str, Callable[[object, str], Any]]] = {
     "wal.rotation_target": ("wal_rotate_bytes", _size),
     "wal.max_rotated_files": ("wal_files_max", _count),
     "wal.flush_interval": ("wal_flush_interval_s", _duration),
-    "retention.size_cap": ("size_cap_bytes", _optional(_size)),
+    "retention.size_cap": ("size_cap_bytes", _cap),
     "retention.size_cap_policy": ("size_cap_policy", _text),
     "retention.max_segments": ("segments_max", _optional(_count)),
     "retention.max_age": ("max_age_s", _optional(_duration)),

@@ -54,13 +54,19 @@ def test_check_has_three_output_formats():
     assert drawn.output.startswith("flowchart LR\n")
 
 
-def test_check_describes_cores():
-    """Each has its own store and its own metrics."""
+def test_check_describes_cores(tmp_path):
+    """Each has its own store and its own metrics; the option takes precedence over the file."""
     described = json.loads(call("run", EXAMPLES / "otlp-forward.yaml", "--check", "--json", "--cores", 4).output)
 
     assert described["persistence"]["cores"] == 4
     assert described["says"][-1].startswith("4 ingest processes share each port")
     assert call("run", EXAMPLES / "otlp-forward.yaml", "--cores", 0).exit_code == 2
+    copy = tmp_path / "p.yaml"
+    copy.write_text(f"{(EXAMPLES / 'otlp-forward.yaml').read_text()}cores: 3\n")
+    described = json.loads(call("run", copy, "--check", "--json").output)
+    assert described["persistence"]["cores"] == 3
+    assert described["says"][-1].startswith("3 ingest processes share each port")
+    assert json.loads(call("run", copy, "--check", "--json", "--cores", 2).output)["persistence"]["cores"] == 2
 
 
 @pytest.mark.parametrize("options", [["--json"], ["--mermaid", "--json"], ["--check", "--drain", "soon"]])

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
+CoresOption = Annotated[
+    int | None,
+    typer.Option(
+        "--cores",
+        help="The number of ingest processes on the same ports, each with a store.  [default: cores in the file]",
+        min=1,
+        show_default=False,
+    ),
+]
+
+
 def run(
     pipeline: Annotated[Path, typer.Argument(help="The pipeline file.")],
     assignments: Annotated[
@@ -25,10 +36,7 @@ def run(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Print what would run, and exit.")] = False,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the graph for Mermaid, and exit.")] = False,
-    cores: Annotated[
-        int | None,
-        typer.Option("--cores", help="The number of ingest processes that share the ports, each with a store.", min=1),
-    ] = None,
+    cores: CoresOption = None,
     drain: Annotated[
         str | None, typer.Option("--drain", help="How long exporters continue when stopping, for example 30s.")
     ] = None,
@@ -61,7 +69,9 @@ def run(
         )
     given = assignments or []
     checked = read_pipeline(pipeline, given, os.environ)
-    if cores is not None:
+    if cores is None:
+        cores = checked.cores
+    else:
         check_cores(checked, cores)
     drain_s = None if drain is None else parse_duration_s(drain, key="--drain")
     if mermaid:

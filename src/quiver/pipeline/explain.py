@@ -252,12 +252,19 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
         "survives": _survives(buffer, settings),
         "seals": f"at {size_words(settings.segment_bytes_max)} or after {duration_words(settings.segment_open_s_max)}",
         "log_at_most": size_words(settings.wal_bytes_max) if settings.durability == "wal" else None,
-        "holds_at_most": None if settings.size_cap_bytes is None else size_words(settings.size_cap_bytes),
+        "holds_at_most": _cap(buffer),
         "when_full": _WHEN_FULL[settings.size_cap_policy],
         "keeps_at_most": None if settings.max_age_s is None else duration_words(settings.max_age_s),
         "object_tier": _tier(settings),
         "subscribers": [route.name for route in buffer.routes],
     }
+
+
+def _cap(buffer: Buffer) -> str | None:
+    cap = buffer.config.settings.size_cap_bytes
+    if cap is None:
+        return None
+    return f"{size_words(cap)}{', the default' if buffer.config.has_default_cap else ''}"
 
 
 def _tier(settings: Settings) -> str | None:

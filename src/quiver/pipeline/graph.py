@@ -108,11 +108,14 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     if disk is not None and all(plan.kind == "memory" for plan in plans):
         raise document.invalid(("disk",), "disk has no effect: nothing is kept on the disk; write memory.size_cap")
     signals = route_signals(document, raw, plans, nodes)
+    if disk is not None:
+        nodes = {name: _under_budget(node) for name, node in nodes.items()}
     buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig(), signals) for plan in plans)
     paths = {buffer.name: buffer.config.path or f"{buffer.name}/" for buffer in buffers}
     buffers = tuple(lead_into(buffer, paths) for buffer in buffers)
     spark = _optional_section(document, "spark", SparkConfig) or SparkConfig()
-    pipeline = Pipeline(source, nodes, buffers, metrics, _log_level(document), disk, text, spark.settings())
+    log_level, cores = _log_level(document), _cores(document)
+    pipeline = Pipeline(source, nodes, buffers, metrics, log_level, disk, cores, text, spark.settings())
     if "spark" in document.value and not pipeline.queries:
         raise document.invalid(("spark",), "spark has no effect: no node runs on Spark; leave it out")
     _check_addresses(document, raw, nodes, metrics)
@@ -124,6 +127,11 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     problem = too_small(pipeline)
     if problem is not None:
         raise document.invalid(("disk", "size_cap"), problem)
+    if pipeline.cores is not None:
+        try:
+            check_cores(pipeline, pipeline.cores)
+        except UsageError as error:
+            raise document.invalid(("cores",), str(error)) from error
     return pipeline, document.placeholders
 
 
@@ -141,6 +149,15 @@ def _log_level(document: Document) -> str:
             ("log_level",), f"log_level: {level!r} is not available{nearest(str(level), LOG_LEVELS)}"
         )
     return str(level)
+
+
+def _cores(document: Document) -> int | None:
+    cores = document.value.get("cores")
+    if cores is not None and (not isinstance(cores, int) or isinstance(cores, bool) or cores < 1):
+        raise document.invalid(
+            ("cores",), f"cores: {cores!r} is not the number of ingest processes; write for example 4"
+        )
+    return cores
 
 
 def _check_acyclic(document: Document, nodes: Mapping[str, RawNode]) -> None:
@@ -187,6 +204,11 @@ def _node(document: Document, raw: RawNode, defaults: Mapping[str, Any]) -> Node
         except UsageError as error:
             raise document.invalid((*raw.path, "config", "path"), str(error)) from error
     return Node(raw.name, raw.plugin, config, raw.edges)
+
+
+def _under_budget(node: Node) -> Node:
+    """Return *node* without a default cap: the budget of the pipeline limits its store."""
+    return replace(node, config=node.config.without_default_cap()) if node.plugin.is_store else node
 
 
 def _buffer(

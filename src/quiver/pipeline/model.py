@@ -104,6 +104,8 @@ class Pipeline:
     metrics: MetricsConfig | None = None
     log_level: str = "info"
     disk: DiskConfig | None = None
+    cores: int | None = None
+    """The number of ingest processes, which the option `--cores` overrides; None for a single one without cores."""
     text: str = field(default="", repr=False)
     """The text of the file, with placeholders."""
     spark: SessionSettings = field(default_factory=SessionSettings)

@@ -37,6 +37,7 @@ from quiver.pipeline.config.processor import (
     PersistenceConfig,
     UserProcessorConfig,
     find_user_processor,
+    with_default_cap,
 )
 from quiver.pipeline.config.qwp import QwpReceiverConfig
 from quiver.pipeline.config.receiver import MetricsConfig, OtlpReceiverConfig
@@ -246,8 +247,11 @@ def _persistence(document: Document, path: Path, value: Mapping[str, Any]) -> Pe
     segment = rest.get("segment")
     if "segment.max_open_duration" not in rest and (segment is None or isinstance(segment, Mapping)):
         rest["segment"] = {"max_open_duration": RUN_SEGMENT_OPEN_S, **(segment or {})}
+    retention = rest.get("retention")
+    has_cap = "retention.size_cap" in rest or (isinstance(retention, Mapping) and "size_cap" in retention)
     try:
-        return PersistenceConfig(directory, Settings.from_mapping(rest))
+        config = PersistenceConfig(directory, Settings.from_mapping(rest))
+        return config if has_cap else with_default_cap(config)
     except SettingsError as error:
         raise document.invalid((*path, *_blamed(value, str(error))), str(error)) from error
 

@@ -376,6 +376,28 @@ def test_cores_without_a_valid_store_are_refused():
         check_cores(load(GOOD), 1025)
 
 
+def test_the_file_may_give_the_number_of_cores():
+    """In both forms; `--check` shows it."""
+    assert (load(GOOD).cores, load(f"{GOOD}cores: 4\n").cores) == (None, 4)
+    assert describe(load(f"{GOOD}cores: 4\n"), cores=4)["persistence"]["cores"] == 4
+
+
+@pytest.mark.parametrize(
+    ("cores", "said"),
+    [
+        ("0", "cores: 0 is not the number of ingest processes; write for example 4"),
+        ("yes", "cores: True is not the number of ingest processes"),
+        ("two", "cores: 'two' is not the number of ingest processes"),
+        ("1025", "1025 cores are too many: at most 1024"),
+    ],
+)
+def test_invalid_cores_are_refused(cores, said):
+    """On their line."""
+    with pytest.raises(PipelineError, match=said) as refused:
+        load(f"cores: {cores}\n{GOOD}")
+    assert refused.value.line == 1
+
+
 @pytest.mark.parametrize("text", ["nodes: []", "nodes: {}", "[]", "nodes:\n  a: 1", "5", "nodes:\n  a: {kind: [1]}"])
 def test_other_structures_are_refused(text):
     """The only exception is PipelineError."""

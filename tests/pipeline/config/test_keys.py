@@ -477,7 +477,7 @@ def test_the_disk_budget_is_checked():
     capped = load(value)
 
     assert (budget_of(plain, None), budget_of(capped, None).cap_bytes) == (None, 1 << 30)
-    assert needs_restart(plain, capped) == ["disk changed"]
+    assert needs_restart(plain, capped) == ["disk changed", "store: size_cap_bytes changed"]
     assert "together use at most 1 GiB" in " ".join(describe(capped)["says"])
     check_cores(capped, 8)
     with pytest.raises(UsageError, match="disk.size_cap must hold .* of each buffer and core: 1.1 GiB; it is 1 GiB"):

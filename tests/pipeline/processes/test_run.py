@@ -17,7 +17,7 @@ import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.errors import DirectoryInUseError, QuiverError
 from quiver.pipeline.graph import load_pipeline
-from quiver.pipeline.processes.child import INGEST_READY, write_ready
+from quiver.pipeline.processes.child import INGEST_READY, ingest_ready, write_ready
 from quiver.pipeline.processes.run import (
     RunOptions,
     _Running,
@@ -125,6 +125,19 @@ def test_run_continues_until_standard_input_ends(command, tmp_path):
 
     assert read_state(run_dir)["state"] == "stopped"
     assert not is_running(child["pid"])
+
+
+def test_the_file_gives_the_number_of_ingest_processes(command, tmp_path):
+    """`cores` in the file is the number; `--cores` would override it."""
+    (tmp_path / "p.yaml").write_text(f"{PIPELINE}cores: 2\n", encoding="utf-8")
+    run_dir = tmp_path / "buffer.run"
+    with start([*command, "--stop-with-stdin"]) as running:
+        wait_until(lambda: all((run_dir / ingest_ready(core)).exists() for core in (0, 1)))
+        state = read_state(run_dir)
+        running.stdin.close()
+        assert running.wait(30) == 0, running.stdout.read()
+    assert (state["cores"], sorted(state["children"])) == (2, ["ingest-0", "ingest-1"])
+    assert {path.name for path in (tmp_path / "buffer").glob("core_*")} == {"core_0", "core_1"}
 
 
 def test_a_restarted_child_does_not_read_a_changed_file(command, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -12,7 +12,7 @@ from pydantic import Field
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import UsageError
 from quiver.pipeline.config.base import Config, settings_config, settings_keys
-from quiver.pipeline.config.values import Duration, Size
+from quiver.pipeline.config.values import Duration, SizeCap
 from quiver.receivers.settings import OtlpSettings
 from quiver.settings import GIB, Settings
 from quiver.spark.processors.settings import (
@@ -31,6 +31,7 @@ __all__ = [
     "PersistenceConfig",
     "UserProcessorConfig",
     "find_user_processor",
+    "with_default_cap",
 ]
 
 PROCESSORS_GROUP = "quiver.processors"
@@ -38,6 +39,9 @@ PROCESSORS_GROUP = "quiver.processors"
 
 RUN_SEGMENT_OPEN_S = 1.0
 """With the library's default of 5 s, exporters under `quiver run` would lag 5 s behind a slow sender."""
+
+SIZE_CAP_BYTES = 10 * GIB
+"""Without a cap, an outage of a destination would fill the disk of every other program on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,41 @@ class PersistenceConfig:
         settings: the settings of the store.
         receiver_defaults: default values of keys of the receivers that feed it.
         exporter_defaults: the same for the exporters that it feeds.
+        has_default_cap: whether `retention.size_cap` is the default of pipelines. `disk.size_cap` replaces it.
     """
 
     path: str
     settings: Settings
     receiver_defaults: Mapping[str, Any] = field(default_factory=dict)
     exporter_defaults: Mapping[str, Any] = field(default_factory=dict)
+    has_default_cap: bool = False
+
+    def without_default_cap(self) -> PersistenceConfig:
+        """Return the config without a cap that is not written in the file."""
+        if not self.has_default_cap:
+            return self
+        return replace(self, settings=replace(self.settings, size_cap_bytes=None), has_default_cap=False)
+
+
+def with_default_cap(config: PersistenceConfig) -> PersistenceConfig:
+    """
+    Return *config*, which has no `retention.size_cap`, with the default of pipelines.
+
+    Settings that need more space below the cap raise it. With `drop_oldest` there is no default: a cap that is not
+    written in the file must not drop data.
+    """
+    settings = config.settings
+    if settings.size_cap_policy == "drop_oldest":
+        return config
+    log_bytes = settings.wal_rotate_bytes if settings.durability == "wal" else 0
+    needed = max(
+        log_bytes + 2 * settings.segment_bytes_max,
+        settings.steady_state_headroom_bytes,
+        settings.audit_bytes_max or 0,
+        settings.cold_local_bytes or 0,
+    )
+    cap = max(SIZE_CAP_BYTES, 2 * needed)
+    return replace(config, settings=replace(settings, size_cap_bytes=cap), has_default_cap=True)
 
 
 @settings_keys(Settings, "max_age_s", "size_cap_policy", poll_interval="maintain_interval_s")
@@ -75,13 +108,13 @@ class DurableBufferConfig(Config):
 
     Attributes:
         path: the directory of the store.
-        retention_size_cap: `retention.size_cap`, which has no cap by default.
+        retention_size_cap: `retention.size_cap`; None for no cap.
         max_segment_open_duration: `segment.max_open_duration`.
         max_in_flight: the maximum number of bundles that an exporter sends concurrently, at most 256.
     """
 
     path: str = Field(min_length=1)
-    retention_size_cap: Size = 10 * GIB
+    retention_size_cap: SizeCap = SIZE_CAP_BYTES
     max_segment_open_duration: Duration = RUN_SEGMENT_OPEN_S
     max_in_flight: int = Field(default=1000, ge=1)
 
@@ -98,7 +131,8 @@ class DurableBufferConfig(Config):
         exporters = {one.key: getattr(self, one.key) for one in self.from_settings if one.settings is RetryPolicy}
         if "max_in_flight" in self.model_fields_set:
             exporters["max_in_flight"] = min(self.max_in_flight, 256)
-        return PersistenceConfig(self.path, settings, self.values_for(OtlpSettings), exporters)
+        is_default = "retention_size_cap" not in self.model_fields_set
+        return PersistenceConfig(self.path, settings, self.values_for(OtlpSettings), exporters, is_default)
 
 
 _Action = settings_config("action", AttributeAction)

@@ -13,7 +13,7 @@ from quiver.errors import SettingsError
 from quiver.receivers.settings import split_address
 from quiver.settings import parse_duration_s, parse_size_bytes
 
-__all__ = ["Address", "Duration", "FileMode", "Signals", "Size", "Texts", "read_signals"]
+__all__ = ["Address", "Duration", "FileMode", "Signals", "Size", "SizeCap", "Texts", "read_signals"]
 
 
 def _address(value: object) -> object:
@@ -32,6 +32,10 @@ def _size(value: object) -> int:
         return parse_size_bytes(value)
     except SettingsError as error:
         raise ValueError(str(error).removeprefix("size: ")) from error
+
+
+def _size_cap(value: object) -> int | None:
+    return None if value is None or value == "none" else _size(value)
 
 
 def _duration(value: object) -> float:
@@ -86,4 +90,5 @@ Signals = Annotated[tuple[str, ...] | None, BeforeValidator(read_signals)]
 FileMode = Annotated[int | None, BeforeValidator(_file_mode)]
 Address = Annotated[str, BeforeValidator(_address)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
+SizeCap = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_size_cap)]
 Duration = Annotated[float, BeforeValidator(_duration)]

@@ -28,6 +28,8 @@ def needs_restart(old: Pipeline, new: Pipeline) -> list[str]:
         found.append("metrics changed")
     if old.disk != new.disk:
         found.append("disk changed")
+    if old.cores != new.cores:
+        found.append("cores changed")
     return sorted(found)
 
 

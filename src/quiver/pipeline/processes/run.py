@@ -34,6 +34,7 @@ from typing import Any
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import QuiverError, UsageError
 from quiver.pipeline.companion_stores import sibling_directory
+from quiver.pipeline.config.formatting import size_words
 from quiver.pipeline.model import Pipeline, memory_directory
 from quiver.pipeline.processes.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
 from quiver.pipeline.processes.extras import missing_extra
@@ -46,6 +47,8 @@ from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cores.instances import instance_roots
+from quiver.store.format.names import DEAD_LETTER_DIR
+from quiver.store.limits.tree_bytes import tree_bytes
 from quiver.store.reading.listing import summarize_subscribers
 from quiver.store.reading.log_tail import sealed_and_logged
 
@@ -53,6 +56,7 @@ __all__ = [
     "RUN_LOCK",
     "STATE_NAME",
     "RunOptions",
+    "above_default_caps",
     "check_pyspark",
     "default_run_dir",
     "lost_dead_letters",
@@ -249,7 +253,16 @@ class _Running:
         self._report(f"reloaded: {describe_changes(old, new)}")
 
     def report_left_over(self) -> None:
-        """Report subscribers that retain data which no exporter of this pipeline will read."""
+        """
+        Report subscribers that retain data which no exporter of this pipeline will read, and stores that are larger
+        than their default cap.
+        """
+        for name, size, cap in above_default_caps(self.pipeline):
+            self._report(
+                f"{name} has {size_words(size)}, more than the default of its retention.size_cap, {size_words(cap)}: "
+                "all of it is delivered, and senders are asked to retry until there is space; size_cap: none removes "
+                "the cap"
+            )
         for name, bundles, directory in undelivered_bundles(self.pipeline):
             self._report(
                 f"{directory} keeps {bundles} bundles for {name}, which is no exporter here; if nobody else reads as "
@@ -349,6 +362,23 @@ def undelivered_bundles(pipeline: Pipeline) -> list[tuple[str, int, str]]:
         for name, bundles in sorted(_lags(buffer.config.path).items())
         if bundles and all(route.name != name for route in buffer.routes)
     ]
+
+
+def above_default_caps(pipeline: Pipeline) -> list[tuple[str, int, int]]:
+    """Return each buffer that is larger than a cap which is not in the file: its name, its size, and the cap."""
+    found = []
+    for buffer in pipeline.buffers:
+        cap = buffer.config.settings.size_cap_bytes
+        if cap is None or not buffer.config.has_default_cap:
+            continue
+        try:
+            size = tree_bytes(REAL_FILES, buffer.config.path, skip=(DEAD_LETTER_DIR,))
+        except OSError as error:
+            _log.warning("%s cannot be looked at: %s", buffer.config.path, error)
+            continue
+        if size > cap:
+            found.append((buffer.name, size, cap))
+    return found
 
 
 def _lags(directory: str) -> dict[str, int]:
