@@ -11,12 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from quiver import Bundle, BundleHandle, Settings
 from quiver import open as open_store
+from quiver.store.subscribers.queue import BACKFILL_EVERY, Order
 from quiver.store.subscribers.runs import BundleRun
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
 ROOT = "/m"
 NAMES = ("a", "b")
+ORDERS: dict[str, Order] = {"a": "oldest", "b": "newest"}
 SETTINGS = Settings(segment_bytes_max=1_500, wal_rotate_bytes=1_200, wal_bytes_max=60_000, delete_grace_s=0.0)
 
 
@@ -48,7 +50,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.store = open_store(ROOT, SETTINGS, fs=self.fs, clock=self.clock, background=False)
-        self.subscribers = {name: self.store.register(name, start="earliest") for name in NAMES}
+        self.subscribers = {
+            name: self.store.register(name, start="earliest", order=order) for name, order in ORDERS.items()
+        }
         self.forget_claims()
 
     def forget_claims(self) -> None:
@@ -167,6 +171,18 @@ class StoreMachine(RuleBasedStateMachine):
             self.resolved_before[name] |= self.resolved[name]
             self.resolved[name] = set()
 
+    def check_order(self, name: str, order: list[int]) -> None:
+        """Oldest first; or each the newest or the oldest of those that are left, at most every fourth the oldest."""
+        left = sorted(order)
+        if ORDERS[name] == "oldest":
+            assert order == left
+        from_old_end = 0
+        for number in order:
+            assert number in {left[0], left[-1]}
+            from_old_end += number != left[-1]
+            left.remove(number)
+        assert ORDERS[name] == "oldest" or from_old_end <= len(order) // BACKFILL_EVERY + 1
+
     @rule()
     def drain(self) -> None:
         """Everything accepted is resolved, now or before, except for unsynced data that a power loss removed."""
@@ -182,7 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
                 order.append(number)
                 self.resolved[name].add(number)
                 handle.ack()
-            assert order == sorted(order)
+            self.check_order(name, order)
             missing = set(self.accepted) - self.resolved[name] - self.resolved_before[name] - self.lost
             assert not missing, f"{name} never got {sorted(missing)}"
         self.store.maintain()

@@ -27,6 +27,8 @@ __all__ = ["describe", "promises"]
 
 _WORDS_MAX = 160
 
+_ORDERS = {"newest": "the newest first; every fourth bundle is the oldest, until there is no backlog"}
+
 _WHEN_FULL = {"drop_oldest": "the oldest data is dropped", "backpressure": "senders are asked to retry later"}
 
 
@@ -321,6 +323,7 @@ def _exporter(buffer: Buffer, route: Route) -> dict[str, Any]:
         "through": [node.name for node in route.processors],
         "runs_in": "spark" if route.is_query else "ingest",
         "sends": route.config.sends,
+        "order": _ORDERS.get(route.config.order),
         "retry": _retry(buffer, route),
         "dead_letters": _dead_letter_text(route),
     }

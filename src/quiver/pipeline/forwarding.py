@@ -85,7 +85,7 @@ class _Exporter:
             )
         self._stats = ExporterStats(name, observer, roots=[store.path])
         self.forwarder = BundleForwarder(
-            store.register(name, start="earliest"),
+            store.register(name, start="earliest", order=config.order),
             sender_of(name, config),
             origin=_identity(store),
             sizes=config.sizes(),

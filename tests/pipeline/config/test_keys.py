@@ -43,6 +43,7 @@ RETRY = {
 
 SENDER = {
     **RETRY,
+    "order": "newest",
     "grpc_endpoint": "http://127.0.0.1:2",
     "http_endpoint": ("http://127.0.0.1:2", {"grpc_endpoint": None}),
     "compression_method": "gzip",
@@ -253,6 +254,11 @@ REFUSED = {
         if plugin.model is not None and issubclass(plugin.model, QueryExporterConfig)
         for key in BOUNDS
     },
+    **{
+        (urn, "order"): ("newest", "order: newest has no effect on Spark")
+        for urn, plugin in PLUGINS.items()
+        if plugin.model is not None and issubclass(plugin.model, QueryExporterConfig)
+    },
 }
 """Keys that can have no effect, with the expected error."""
 
@@ -293,7 +299,7 @@ def settings_of(value):
                       for _, config in pipeline.receivers if not isinstance(config, PolledReceiverConfig)],
         "polled": [config.settings() for _, config in pipeline.receivers if isinstance(config, PolledReceiverConfig)],
         "stores": [(part.persistence.path, part.persistence.settings) for part in parts],
-        "signals": [route.signals for route in pipeline.routes.values()],
+        "routes": [(route.signals, route.config.order) for route in pipeline.routes.values()],
         "senders": [(name, config.settings(), config.sizes(), config.otap() if hasattr(config, "otap") else None)
                     for name, config in pipeline.forwarders],
         "policies": [(name, config.policy(), config.dead_letter_policy()) for name, config in pipeline.exporters],
@@ -387,7 +393,7 @@ def test_the_table_lists_every_key(urn):
 def test_a_key_without_effect_is_refused(urn, key):
     """It is not ignored."""
     value, reason = REFUSED[urn, key]
-    config = copy.deepcopy(BASE[urn]) if key in BOUNDS or key == "durable" else {}
+    config = {} if key == "http_endpoint" else copy.deepcopy(BASE[urn])
     put(config, key, value)
     with pytest.raises(PipelineError, match=reason):
         load(document(urn, config))

@@ -76,9 +76,12 @@ class ExporterConfig(Config):
         retry: see `RetryConfig`; three of its keys may be written here, too.
         dead_letters: see `DeadLettersConfig`.
         signals: the signals that it receives; None for all. The others are acknowledged for it without being sent.
+        order: `oldest` sends the data in the order of arrival. `newest` sends the newest first, and as every fourth
+            bundle the oldest, so that the backlog after an outage is sent, too. Not on Spark.
     """
 
     signals: Signals = None
+    order: Literal["oldest", "newest"] = "oldest"
     retry: RetryConfig = RetryConfig()
     dead_letters: DeadLettersConfig = DeadLettersConfig()
 
@@ -299,6 +302,15 @@ class QueryExporterConfig(ExporterConfig):
 
     trigger: Duration = 1.0
     checkpoint: str | None = None
+
+    def check(self) -> None:
+        """Refuse an order that a query cannot have."""
+        super().check()
+        if self.order != "oldest":
+            raise ValueError(
+                f"order: {self.order} has no effect on Spark: the position of a query passes segments from the oldest "
+                "to the newest; leave it out"
+            )
 
     @property
     def sends(self) -> str:
