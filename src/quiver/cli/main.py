@@ -80,6 +80,7 @@ def _add_commands(app: typer.Typer) -> None:
     )
     from quiver.cli.aof import commands as aof  # noqa: PLC0415
     from quiver.cli.flight import serve  # noqa: PLC0415
+    from quiver.cli.lake import commands as lake  # noqa: PLC0415
     from quiver.cli.qwp import commands as qwp  # noqa: PLC0415
     from quiver.cli.stats import commands as stats  # noqa: PLC0415
     from quiver.cli.stats import top  # noqa: PLC0415
@@ -105,6 +106,7 @@ def _add_commands(app: typer.Typer) -> None:
     app.add_typer(topic.build_topic_app(), name="topic")
     app.add_typer(aof.build_aof_app(), name="aof")
     app.add_typer(qwp.build_qwp_app(), name="qwp")
+    app.add_typer(lake.build_lake_app(), name="lake")
     app.add_typer(qwp.build_former_app(), name="sf", hidden=True)
 
 

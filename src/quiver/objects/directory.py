@@ -43,12 +43,19 @@ class DirectoryObjects:
 
     Conditional writes (*if_absent*) require a disk with hard links.
 
+    Args:
+        fs: the disk.
+        root: the directory.
+        clock: tells the age of leftovers.
+        file_mode: permission bits of the objects; None makes them readable by their owner only.
+
     Raises:
         OSError: the directory cannot be created or read.
     """
 
-    def __init__(self, fs: FileSystem, root: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, fs: FileSystem, root: str, *, clock: Clock = SYSTEM_CLOCK, file_mode: int | None = None) -> None:
         self._fs = fs
+        self._file_mode = file_mode
         self._root = root.rstrip("/")
         self._parts = f"{self._root}/{_PARTS}"
         self._next = 0
@@ -106,6 +113,8 @@ class DirectoryObjects:
         named = False
         try:
             try:
+                if self._file_mode is not None:
+                    file.set_mode(self._file_mode)
                 size = 0
                 for part in parts:
                     file.pwrite(part, size)

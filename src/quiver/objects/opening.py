@@ -29,6 +29,7 @@ def open_objects(
     environment: Mapping[str, str] | None = None,
     writable: bool = True,
     check_access: bool = True,
+    file_mode: int | None = None,
     fs: FileSystem = REAL_FILES,
     clock: Clock = SYSTEM_CLOCK,
     observer: Observer | None = None,
@@ -41,6 +42,7 @@ def open_objects(
             `ObjectLocation`.
         environment: the values of ``${NAME}`` in options.
         writable: False only reads, and checks only read access.
+        file_mode: permission bits of the files of a `fs` location; None makes them readable by their owner only.
         check_access: False sends no request; another process has checked access.
         fs: the disk of a `fs` location.
         clock: waits between attempts.
@@ -55,7 +57,7 @@ def open_objects(
     location = ObjectLocation.of(location, environment=environment)
     inner: ObjectTier
     if location.backend == "fs":
-        inner = DirectoryObjects(fs, location.prefix, clock=clock)
+        inner = DirectoryObjects(fs, location.prefix, clock=clock, file_mode=file_mode)
     elif location.backend == "memory":
         inner = MemoryObjects(clock=clock)
     else:

@@ -18,5 +18,7 @@ module                purpose
 `output.py`           a directory or a bucket, each with its committer
 `object_commit.py`    objects that become visible exactly once, and complete
 `table_export.py`     the exporter of tables after processors
+`compaction.py`       combines small visible files
+`compaction_log.py`   which file replaced which others, and the files that count
 ====================  ===================================================================================
 """
