@@ -160,6 +160,7 @@ bench: $(READY) $(KERNEL) ## measure beside rivals: ratios, with the noise (make
 	$(BIN)/python bench/pipeline.py --write docs/benchmarks.md
 	$(BIN)/python bench/overhead.py --write docs/benchmarks.md
 	PYTHONPATH=bench $(BIN)/python bench/figures/early_delivery.py --write docs/benchmarks.md
+	PYTHONPATH=bench $(BIN)/python bench/figures/record_steps.py --write docs/benchmarks.md
 	$(BIN)/python bench/forward.py --write docs/benchmarks.md
 	$(BIN)/python bench/topics.py --write docs/benchmarks.md
 	$(BIN)/python bench/aof.py --write docs/benchmarks.md

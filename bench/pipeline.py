@@ -146,7 +146,12 @@ def decode_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def start(
-    kind: str, spark: SparkSession, source: Path, directory: Path, trigger: Mapping[str, Any]
+    kind: str,
+    spark: SparkSession,
+    source: Path,
+    directory: Path,
+    trigger: Mapping[str, Any],
+    compression: str = "snappy",
 ) -> tuple[StreamingQuery, Path]:
     """Start the export of *source*; return the query, and where its Parquet files of logs will be."""
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -154,7 +159,7 @@ def start(
     out, checkpoint = directory / "out", directory / "checkpoint"
     if kind != FILES:
         query = quiver.spark.run_exporter(
-            spark, str(source), "bench", str(out), str(checkpoint), trigger=trigger, compression="snappy"
+            spark, str(source), "bench", str(out), str(checkpoint), trigger=trigger, compression=compression
         )
         return query, out / "logs"
     files = spark.readStream.format("binaryFile").option("pathGlobFilter", "*.pb").schema(

@@ -109,6 +109,13 @@ def test_startup_shows_every_case(tmp_path):
 
 
 @pytest.mark.spark
+def test_record_steps_shows_every_step(tmp_path):
+    """Of the receiver, the tasks and Spark, and their total."""
+    steps = column(run("figures/record_steps.py", tmp_path / "page.md"), 1)
+    assert [step.partition(":")[0] for step in steps] == ["receiver"] * 4 + ["task"] * 3 + ["Spark"] * 2 + ["all"]
+
+
+@pytest.mark.spark
 def test_pipeline_shows_stages_and_latencies(tmp_path):
     """Each stage and latency next to Spark's own file source, which is 1.00."""
     text = run("pipeline.py", tmp_path / "page.md")

@@ -31,6 +31,7 @@ module                   purpose
 `otlp_rows.py`           rows of a view → OTLP requests again (pure)
 `java.py`                finds a Java that Spark 4 runs on
 `spark_features.py`      the features of the installed PySpark
+`task_process.py`        garbage collection in the Python processes of tasks
 =======================  ===========================================================================================
 
 Importing this package starts no JVM::

@@ -7,6 +7,7 @@ module                 purpose
 `view.py`              `view`, `decode_requests`, `decode_groups`: requests → rows
 `schemas.py`           the columns of the views `logs`, `spans`, `metrics`
 `event_time.py`        the event time of each row
+`parquet_options.py`   dictionaries and statistics of the columns in Parquet files
 `columnar.py`          requests → columns, without an object per record
 `columnar_records.py`  the columns of `logs` and `spans` from nested Arrow
 `columnar_metrics.py`  the columns of `metrics` from nested Arrow: points of five kinds in document order

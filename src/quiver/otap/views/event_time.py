@@ -22,8 +22,7 @@ import pyarrow.compute as pc
 __all__ = ["event_time_columns", "event_times"]
 
 _TIMES = MappingProxyType({"logs": ("time", "observed_time"), "spans": ("start_time",), "metrics": ("time",)})
-_LATEST = pa.scalar(2**63 - 1, pa.int64())
-_UNKNOWN = pa.scalar(None, pa.int64())
+_LATEST = 2**63 - 1
 
 
 def event_time_columns(view: str) -> tuple[str, ...]:
@@ -41,10 +40,12 @@ def event_times(batch: pa.RecordBatch, view: str) -> pa.Array:
         batch: rows of *view*, at least with `event_time_columns`.
         view: logs, spans or metrics.
     """
+    # Not at import: the first conversion of a Python value imports pandas, which takes longer than all other imports.
+    latest, unknown = pa.scalar(_LATEST, pa.int64()), pa.scalar(None, pa.int64())
     found = []
     for name in _TIMES[view]:
         exact, shown = batch.column(f"{name}_unix_nano"), batch.column(name)
         # OTLP writes 0 for an unknown time. An exact time that does not fit is null, and the timestamp is not.
-        found.append(pc.if_else(pc.equal(exact, 0), _UNKNOWN, exact))
-        found.append(pc.if_else(pc.and_(pc.is_null(exact), pc.is_valid(shown)), _LATEST, _UNKNOWN))
+        found.append(pc.if_else(pc.equal(exact, 0), unknown, exact))
+        found.append(pc.if_else(pc.and_(pc.is_null(exact), pc.is_valid(shown)), latest, unknown))
     return pc.coalesce(*found)

@@ -24,6 +24,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CorruptionError, ObjectNotFoundError, TransientError
 from quiver.invariant import invariant
 from quiver.objects.port import ObjectTier
+from quiver.otap.views.parquet_options import parquet_options
 from quiver.spark.exporters.parquet_commit import RECORD_BYTES_MAX, RECORDS_DIR, ExportRecord, record_batch_of
 from quiver.spark.lake.compaction_log import CompactionLog, CompactionRecord, LakeFile, visible_files
 from quiver.spark.lake.object_commit import STAGED_DIR
@@ -240,7 +241,8 @@ def _merge_into(target: IO[bytes], sources: Sequence[Any], compression: str) -> 
     rows = 0
     waiting: list[pa.RecordBatch] = []
     size = 0
-    with pq.ParquetWriter(target, sources[0].schema_arrow, compression=compression) as writer:
+    schema = sources[0].schema_arrow
+    with pq.ParquetWriter(target, schema, compression=compression, **parquet_options(schema)) as writer:
         for source in sources:
             for batch in source.iter_batches(batch_size=_ROWS):
                 waiting.append(batch)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from quiver.bundle import batch_bytes, schema_fingerprint
 from quiver.errors import UsageError
+from quiver.otap.views.parquet_options import parquet_options
 from quiver.spark.exporters.parquet_commit import StagedFile
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ class PartFiles:
         self._count += 1
         file = self._staging.begin(directory, name)
         try:
-            writer = pq.ParquetWriter(file.sink, schema, compression=self._layout.compression)
+            writer = pq.ParquetWriter(
+                file.sink, schema, compression=self._layout.compression, **parquet_options(schema)
+            )
         except BaseException:
             file.discard()
             raise

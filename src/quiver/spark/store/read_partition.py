@@ -23,6 +23,7 @@ from quiver.otap.views.event_time import event_time_columns, event_times
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.spark.store.unsealed import LoggedBundle
+from quiver.spark.task_process import skip_modules_in_collections
 from quiver.store.cold.files import COLD_INODE, ColdFiles
 from quiver.store.reading.partitions import BundleRange
 from quiver.store.reading.query.time_range import ALL_TIMES, TimeRange
@@ -101,6 +102,7 @@ def open_checked(path: str, *, fail_on_data_loss: bool) -> SegmentReader | None:
         DataLossError: the file is missing.
         CorruptionError: the file is damaged.
     """
+    skip_modules_in_collections()
     try:
         return _reader(path)
     except FileNotFoundError as error:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from quiver.bundle import batch_bytes
 from quiver.errors import UsageError
+from quiver.otap.views.parquet_options import parquet_options
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX
 from quiver.primitives.disk.file_system import File, FileSystem
 
@@ -173,7 +174,8 @@ def _write_parquet(sink: _Sink, schema: pa.Schema, tables: Iterator[pa.Table]) -
     import pyarrow.parquet as pq  # noqa: PLC0415 - for this format only
 
     rows = 0
-    with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd") as writer:
+    file = pa.PythonFile(sink, mode="w")
+    with pq.ParquetWriter(file, schema, compression="zstd", **parquet_options(schema)) as writer:
         for table in tables:
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
             rows += table.num_rows
