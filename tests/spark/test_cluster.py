@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from cluster import environment, running_cluster
 
 import quiver
+from spark_cluster import environment, running_cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -85,6 +85,28 @@ def test_sinks_commit_the_data_of_both_workers(cluster, buffer, tmp_path):
     ]
     assert len(lines) == 48
     assert all(text.endswith("of ****") for text in lines)
+
+
+SESSION = """
+import quiver.spark
+spark = quiver.spark.session("mine", config={"spark.sql.shuffle.partitions": "7"})
+for key in ("master", "driver.host", "sql.shuffle.partitions", "sql.session.timeZone", "log.level"):
+    print(key, spark.sparkContext.getConf().get("spark." + key))
+print("rows", spark.range(100).repartition(4).count())
+spark.stop()
+"""
+
+
+def test_a_session_takes_its_master_from_spark_submit(cluster, tmp_path):
+    """And its other properties; those of the program precede them, and both precede the defaults."""
+    script = tmp_path / "session.py"
+    script.write_text(SESSION)
+    printed = cluster.submit(script)
+    for line in (
+        f"master {cluster.url}", "driver.host 127.0.0.1", "sql.shuffle.partitions 7", "sql.session.timeZone UTC",
+        "log.level ERROR", "rows 100",
+    ):  # fmt: skip
+        assert line in printed.splitlines()
 
 
 CONNECT = """

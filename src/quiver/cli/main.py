@@ -82,6 +82,7 @@ def _add_commands(app: typer.Typer) -> None:
     from quiver.cli.flight import serve  # noqa: PLC0415
     from quiver.cli.lake import commands as lake  # noqa: PLC0415
     from quiver.cli.qwp import commands as qwp  # noqa: PLC0415
+    from quiver.cli.spark import commands as spark  # noqa: PLC0415
     from quiver.cli.stats import commands as stats  # noqa: PLC0415
     from quiver.cli.stats import top  # noqa: PLC0415
     from quiver.cli.topic import commands as topic  # noqa: PLC0415
@@ -107,6 +108,7 @@ def _add_commands(app: typer.Typer) -> None:
     app.add_typer(aof.build_aof_app(), name="aof")
     app.add_typer(qwp.build_qwp_app(), name="qwp")
     app.add_typer(lake.build_lake_app(), name="lake")
+    app.add_typer(spark.build_spark_app(), name="spark")
     app.add_typer(qwp.build_former_app(), name="sf", hidden=True)
 
 

@@ -173,8 +173,8 @@ def _too_many(pipeline: Pipeline) -> list[str]:
 def _missing_files(pipeline: Pipeline) -> list[str]:
     try:
         pipeline.spark.check_files()
-    except UsageError as error:
-        return [f"{error}, and the Spark process would not start."]
+    except (UsageError, OSError) as error:
+        return [f"{error}. The Spark process would not start."]
     return []
 
 
@@ -237,6 +237,7 @@ def _spark(settings: SessionSettings, defaults: Mapping[str, str]) -> dict[str, 
         "config": sorted(settings.config),
         "packages": list(settings.packages),
         **{key: [shown(one) for one in getattr(settings, key)] for key in ("jars", "files", "archives")},
+        "python_archive": settings.python_archive,
     }
 
 

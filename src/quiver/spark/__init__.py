@@ -23,6 +23,8 @@ module                   purpose
 `spark_session.py`       a session that works on a fresh machine
 `session_settings.py`    the settings of a session; property files (pure)
 `session_properties.py`  the properties that a session starts with, and their origins
+`python_archive.py`      the description of an archive of Python packages for executors
+`python_packages.py`     packs that archive from installed packages
 `bundle_query.py`        start and stop of an exporter's query
 `checkpoints.py`         a query's checkpoint: copied while it runs, restored, checked
 `cast.py`                any Arrow type → a type that Spark has (pure)

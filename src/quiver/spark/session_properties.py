@@ -16,12 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.session_settings import LOCAL_MASTER, MASTER, is_local, parse_properties, write_properties
+from quiver.spark.session_settings import LOCAL_MASTER, MASTER, PYTHON, is_local, parse_properties, write_properties
 from quiver.spark.spark_home import installed_spark_home
 
 __all__ = ["read_spark_defaults", "session_properties", "starting_with", "working_python"]
 
-PYTHON = "spark.pyspark.python"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 _JAVA_ALWAYS = "-Xss16m"

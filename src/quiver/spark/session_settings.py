@@ -14,8 +14,9 @@ from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from quiver.errors import SettingsError, UsageError
+from quiver.spark.python_archive import check_python_archive, python_version
 
-__all__ = ["LOCAL_MASTER", "MASTER", "SessionSettings", "is_local", "parse_properties", "write_properties"]
+__all__ = ["LOCAL_MASTER", "MASTER", "PYTHON", "SessionSettings", "is_local", "parse_properties", "write_properties"]
 
 MASTER = "spark.master"
 LOCAL_MASTER = "local[2]"
@@ -32,6 +33,10 @@ _KEYS = {
     "spark.archives": "archives",
 }
 """Properties that have a key of their own → that key."""
+
+PYTHON = "spark.pyspark.python"
+_PYTHON_PATH = "spark.executorEnv.PYTHONPATH"
+_PYTHON_DIRECTORY = "quiver-python"
 
 _FIXED = {
     "spark.submit.deployMode": "the process that `quiver run` starts is the driver",
@@ -59,6 +64,7 @@ class SessionSettings:
         jars: paths or URLs of jars, for the driver and the executors.
         files: paths or URLs of files that tasks find in their working directory.
         archives: the same for archives, which are unpacked there; ``path#name`` names the directory.
+        python_archive: an archive of `quiver spark package`, from which the tasks import this package.
 
     Raises:
         SettingsError: a value is not of its form, or a property has a key of its own or cannot be set.
@@ -70,6 +76,7 @@ class SessionSettings:
     jars: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     archives: tuple[str, ...] = ()
+    python_archive: str | None = None
 
     def __post_init__(self) -> None:
         if self.master is not None and _MASTERS.fullmatch(self.master) is None:
@@ -91,27 +98,46 @@ class SessionSettings:
             for place in getattr(self, key):
                 if not place or "," in place:
                     raise SettingsError(f"{key}: {place!r} is not one path or URL; write a list")
+        if self.python_archive is not None:
+            self._check_python_archive()
         object.__setattr__(self, "config", MappingProxyType(dict(self.config)))
+
+    def _check_python_archive(self) -> None:
+        if not self.python_archive or set(",#") & set(self.python_archive):
+            raise SettingsError(f"python_archive: {self.python_archive!r} is not the path of one archive")
+        if self.master is not None and is_local(self.master):
+            raise SettingsError(f"python_archive has no effect with master {self.master}; leave it out")
+        if _PYTHON_PATH in self.config:
+            raise SettingsError(f"config: {_PYTHON_PATH} and python_archive set the same value; keep one")
 
     def properties(self) -> dict[str, str]:
         """Return these settings as properties of Spark; a setting that is not given has none."""
-        listed = {
-            key: ",".join(getattr(self, name)) for key, name in _KEYS.items() if key != MASTER and getattr(self, name)
-        }
-        return dict(self.config) | listed | ({} if self.master is None else {MASTER: self.master})
+        lists = {key: getattr(self, name) for key, name in _KEYS.items() if key != MASTER}
+        found: dict[str, str] = {}
+        if self.python_archive is not None:
+            lists["spark.archives"] += (f"{self.python_archive}#{_PYTHON_DIRECTORY}",)
+            # A relative path: tasks run in the directory in which archives are unpacked.
+            found = {_PYTHON_PATH: _PYTHON_DIRECTORY, PYTHON: f"python{python_version()}"}
+        found |= self.config
+        found |= {key: ",".join(places) for key, places in lists.items() if places}
+        return found | ({} if self.master is None else {MASTER: self.master})
 
     def check_files(self) -> None:
         """
-        Check that the local jars, files and archives exist: Spark would only log that it leaves them out.
+        Check that the local jars, files and archives exist: Spark would only log that it leaves them out. Check that
+        the archive of Python packages is for this Python and this version of Quiver.
 
         Raises:
-            UsageError: one is missing.
+            UsageError: one is missing, or is for another version.
+            OSError: the archive of Python packages cannot be read.
         """
         for key in ("jars", "files", "archives"):
             for place in getattr(self, key):
                 path = _local_path(place.partition("#")[0])
                 if path is not None and not path.exists():
                     raise UsageError(f"spark.{key}: there is no file {path}")
+        if self.python_archive is not None:
+            check_python_archive(Path(self.python_archive))
 
 
 def _local_path(place: str) -> Path | None:

@@ -8,6 +8,7 @@ EXTRAS = {
     "typer": "cli", "rich": "cli", "pydantic": "cli", "yaml": "cli",
     "grpc": "otlp", "aiohttp": "otlp", "google": "otlp", "opentelemetry.proto": "otlp",
     "pyspark": "spark", "pandas": "spark", "numpy": "spark", "py4j": "spark",
+    "packaging": "spark",
     "websockets": "qwp", "obstore": "objects", "httpx": "etcd", "ptars": "otlp",
     "prometheus_client": "metrics", "opentelemetry.exporter.otlp": "dev", "opentelemetry.sdk": "otel",
     "opentelemetry": "metrics",

@@ -33,12 +33,16 @@ def environment() -> dict[str, str]:
 class Member:
     """One process of the cluster, with its log, in which a test waits for a line."""
 
-    def __init__(self, directory: Path, name: str, *words: str) -> None:
+    def __init__(self, directory: Path, name: str, *words: str, path: str | None = None) -> None:
         self.lines: list[str] = []
         self._seen = threading.Condition()
+        variables = environment() | {"SPARK_LOG_DIR": str(directory)}
+        if path is not None:
+            variables["PATH"] = path
+            variables.pop("PYTHONPATH", None)
         self.process = subprocess.Popen(
             [str(SPARK_CLASS), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            cwd=directory, env=environment() | {"SPARK_LOG_DIR": str(directory)},
+            cwd=directory, env=variables,
         )  # fmt: skip
         threading.Thread(target=self._read, name=f"log of {name}", daemon=True).start()
 
@@ -84,8 +88,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(directory: Path, workers: int = 2) -> Iterator[Cluster]:
-    """Yield a cluster of one master and *workers* workers with one core each, and stop it afterwards."""
+def running_cluster(directory: Path, workers: int = 2, *, path: str | None = None) -> Iterator[Cluster]:
+    """
+    Yield a cluster of one master and *workers* workers with one core each, and stop it afterwards.
+
+    *path* is the PATH of the workers and their executors, which then find packages only in their own Python.
+    """
     port = free_port()
     url = f"spark://127.0.0.1:{port}"
     members: list[Member] = []
@@ -100,7 +108,7 @@ def running_cluster(directory: Path, workers: int = 2) -> Iterator[Cluster]:
             place = directory / f"worker-{number}"
             place.mkdir()
             words = [worker, url, "--host", "127.0.0.1", "-c", "1", "-m", "1G", "-d", str(place), "--webui-port", "0"]
-            members.append(Member(directory, f"worker {number}", *words))
+            members.append(Member(directory, f"worker {number}", *words, path=path))
         for member in members[1:]:
             member.await_line("Successfully registered with master")
         yield Cluster(url, members[1:])
