@@ -171,7 +171,7 @@ def test_the_example_without_spark_is_valid():
 def test_the_page_has_a_valid_file_and_every_key():
     """The file of the how-to is accepted, and its table lists exactly the keys of the node."""
     page = (EXAMPLE.parents[1] / "docs" / "howto" / "forward.md").read_text()
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    text = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]  # the next ones are parts of a file
     ((_, config),) = load_pipeline(text, source="p.yaml", values={})[0].forwarders
     table = page.partition("## Settings")[2].partition("## What")[0]
     named = {key for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
