@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quiver.primitives import arena as arena_module
 from quiver.primitives.arena import BLOCK_BYTES, Arena, BlockPool
 
 
@@ -53,3 +57,19 @@ def test_the_newest_region_can_be_returned() -> None:
     second[0] = 9
     arena.untake(second)
     assert arena.take(100)[0] == 9
+
+
+def test_a_pool_prepares_all_blocks_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with few bytes does not occupy a whole block."""
+    mapped = []
+    map_block = arena_module._map
+
+    def mapping(nbytes: int, flags: int) -> mmap.mmap:
+        mapped.append(flags)
+        return map_block(nbytes, flags)
+
+    monkeypatch.setattr(arena_module, "_map", mapping)
+    pool = BlockPool(keep_bytes_max=BLOCK_BYTES)
+    for nbytes in (10, BLOCK_BYTES, 2 * BLOCK_BYTES):
+        pool.borrow(nbytes)
+    assert mapped == [0, arena_module._POPULATE, arena_module._POPULATE]
