@@ -239,6 +239,23 @@ METRICS: tuple[Metric, ...] = (
     _counter("quiver.cold.removed_total", "{segment}", "Segments removed from the object tier."),
     _counter("quiver.cold.let_go_total", "{segment}", "Local segment files removed because the object tier has them."),
     _counter("quiver.cold.failures_total", "{time}", "Failed operations on the object tier."),
+    _counter("quiver.fleet.polls_total", "{request}", "Requests for acknowledged positions.", "subscriber"),
+    _counter(
+        "quiver.fleet.refused_acks_total",
+        "{position}",
+        "Acknowledged positions that a node of a fleet did not accept.",
+        "subscriber",
+        "reason",
+    ),
+    _counter(
+        "quiver.fleet.gone_segments_total",
+        "{segment}",
+        "Segments that the readers of a fleet cannot read any more, recorded in the bucket.",
+        "reason",
+    ),
+    _counter(
+        "quiver.fleet.conflicts_total", "{time}", "Times that a node found another store with its identity and stopped."
+    ),
     _counter(
         "quiver.retention.size_emergency_total", "{time}", "Times that data were dropped because of the size cap."
     ),

@@ -51,6 +51,11 @@ DURATION_S_MAX = 36_500 * 86_400.0
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m|h|d)", re.IGNORECASE)
+_FLEET_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
+_SUBSCRIBER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FLEET_SUBSCRIBERS_MAX = 64
+_FLEET_LABELS_MAX = 64
+_LABEL_CHARS_MAX = 256
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -142,6 +147,15 @@ class Settings:
             (`cold.max_age`). With a tier, `retention.max_age` only applies to the local disk.
         cold_keep_finished_s: a finished segment is kept in the tier until its newest bundle is this old
             (`cold.keep_finished`).
+        fleet_name: the name of this node, if `cold_objects` is the bucket of a fleet; None otherwise
+            (`cold.fleet.name`).
+        fleet_subscribers: the subscribers of the fleet. They are registered when the store is opened, and acknowledge
+            in the bucket (`cold.fleet.subscribers`).
+        fleet_seal_s: a segment of a node is sealed when its first bundle is about this old, at most; used instead of
+            `segment_open_s_max` (`cold.fleet.seal`).
+        fleet_ack_poll_s: about how often acknowledgements are looked for, while something waits for them
+            (`cold.fleet.ack_poll`).
+        fleet_labels: texts that describe the node, as pairs (`cold.fleet.labels`, a mapping).
         maintain_interval_s: the interval between maintenance passes of the background thread.
 
     Raises:
@@ -174,11 +188,17 @@ class Settings:
     cold_local_age_s: float | None = None
     cold_max_age_s: float | None = None
     cold_keep_finished_s: float = 0.0
+    fleet_name: str | None = None
+    fleet_subscribers: tuple[str, ...] = ()
+    fleet_seal_s: float = 60.0
+    fleet_ack_poll_s: float = 300.0
+    fleet_labels: tuple[tuple[str, str], ...] = ()
     maintain_interval_s: float = 0.1
 
     def __post_init__(self) -> None:
         require_numbers(self)
         self._check_cold()
+        self._check_fleet()
         self._check_words()
         self._check_log()
         self._check_segments()
@@ -291,6 +311,54 @@ class Settings:
                 f"{key} must be at most cold.max_age, after which a segment is nowhere",
             )
 
+    def _check_fleet(self) -> None:
+        if self.fleet_name is None:
+            default = type(self).__dataclass_fields__
+            _require(
+                all(getattr(self, name) == default[name].default for name in default if name.startswith("fleet_")),
+                "cold.fleet needs cold.fleet.name, the name of this node",
+            )
+            return
+        _require(
+            isinstance(self.fleet_name, str) and _FLEET_NAME.fullmatch(self.fleet_name) is not None,
+            f"cold.fleet.name {str(self.fleet_name)[:140]!r} must be 1 to 128 letters, digits and _ - . without a dot "
+            "in front",
+        )
+        _require(self.cold_objects is not None, "cold.fleet needs cold.objects, the bucket of the fleet")
+        _require(len(self.fleet_subscribers) > 0, "cold.fleet.subscribers must name the readers that acknowledge")
+        for name in self.fleet_subscribers:
+            _require(
+                isinstance(name, str) and _SUBSCRIBER.fullmatch(name) is not None,
+                f"cold.fleet.subscribers: {str(name)[:70]!r} must be 1 to 64 letters, digits, - and _",
+            )
+        _require(
+            len(set(self.fleet_subscribers)) == len(self.fleet_subscribers) <= _FLEET_SUBSCRIBERS_MAX,
+            f"cold.fleet.subscribers must be at most {_FLEET_SUBSCRIBERS_MAX} different names",
+        )
+        _require(self.fleet_seal_s > 0, "cold.fleet.seal must be positive")
+        _require(self.fleet_ack_poll_s > 0, "cold.fleet.ack_poll must be positive")
+        _require(
+            len(dict(self.fleet_labels)) == len(self.fleet_labels) <= _FLEET_LABELS_MAX
+            and all(
+                key
+                and all(
+                    isinstance(one, str) and len(one) <= _LABEL_CHARS_MAX and one.isprintable() for one in (key, text)
+                )
+                for key, text in self.fleet_labels
+            ),
+            f"cold.fleet.labels must be at most {_FLEET_LABELS_MAX} printable texts of at most {_LABEL_CHARS_MAX} "
+            "characters, by name",
+        )
+        _require(
+            self.cold_keep_finished_s == 0,
+            "cold.keep_finished cannot be used in a fleet: its reader would list finished segments again and again",
+        )
+
+    @property
+    def seal_age_s(self) -> float:
+        """The age of its first bundle at which a segment is sealed, at most."""
+        return self.segment_open_s_max if self.fleet_name is None else self.fleet_seal_s
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Settings:
         """
@@ -316,6 +384,10 @@ class Settings:
                     not key.startswith("wal."),
                     f"{key} has no effect with durability segment_only, which keeps no log; leave it out",
                 )
+        _require(
+            values.get("fleet_name") is None or "segment_open_s_max" not in values,
+            "segment.max_open_duration has no effect in a fleet: set cold.fleet.seal, and leave it out",
+        )
         return cls(**values)
 
 
@@ -328,7 +400,7 @@ def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
     pairs: list[tuple[str, Any]] = []
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and dotted != _COLD_OBJECTS:
+        if isinstance(value, Mapping) and dotted not in _MAPPINGS:
             pairs.extend(_flatten(value, f"{dotted}."))
         else:
             pairs.append((dotted, value))
@@ -375,6 +447,18 @@ def _location(value: object, key: str) -> ObjectLocation:
     raise SettingsError(f"{key}: {value!r} is no URL, and no mapping of backend, root and options")
 
 
+def _words(value: object, key: str) -> tuple[str, ...]:
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    raise SettingsError(f"{key}: {value!r} is not a list of words")
+
+
+def _labels(value: object, key: str) -> tuple[tuple[str, str], ...]:
+    if isinstance(value, Mapping) and all(isinstance(one, str) for pair in value.items() for one in pair):
+        return tuple(sorted(value.items()))
+    raise SettingsError(f"{key}: {value!r} is not a mapping of names to texts")
+
+
 def _hours(value: object, key: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return parse_duration_s(value, key=key) * _SECONDS["h"]
@@ -382,6 +466,9 @@ def _hours(value: object, key: str) -> float:
 
 
 _COLD_OBJECTS = "cold.objects"
+_FLEET_LABELS = "cold.fleet.labels"
+_MAPPINGS = (_COLD_OBJECTS, _FLEET_LABELS)
+"""Keys whose value may be a mapping."""
 
 _KEYS: dict[str, tuple[str, Callable[[object, str], Any]]] = {
     "durability": ("durability", _text),
@@ -411,5 +498,10 @@ _KEYS: dict[str, tuple[str, Callable[[object, str], Any]]] = {
     "cold.local_age": ("cold_local_age_s", _optional(_duration)),
     "cold.max_age": ("cold_max_age_s", _optional(_duration)),
     "cold.keep_finished": ("cold_keep_finished_s", _duration),
+    "cold.fleet.name": ("fleet_name", _optional(_text)),
+    "cold.fleet.subscribers": ("fleet_subscribers", _words),
+    "cold.fleet.seal": ("fleet_seal_s", _duration),
+    "cold.fleet.ack_poll": ("fleet_ack_poll_s", _duration),
+    _FLEET_LABELS: ("fleet_labels", _labels),
     "maintain_interval": ("maintain_interval_s", _duration),
 }

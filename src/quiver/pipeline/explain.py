@@ -253,7 +253,7 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
         "path": buffer.config.path or None,
         "durability": _durability(buffer),
         "survives": _survives(buffer, settings),
-        "seals": f"at {size_words(settings.segment_bytes_max)} or after {duration_words(settings.segment_open_s_max)}",
+        "seals": f"at {size_words(settings.segment_bytes_max)} or after {duration_words(settings.seal_age_s)}",
         "log_at_most": size_words(settings.wal_bytes_max) if settings.durability == "wal" else None,
         "holds_at_most": _cap(buffer),
         "when_full": _WHEN_FULL[settings.size_cap_policy],
@@ -279,7 +279,10 @@ def _tier(settings: Settings) -> str | None:
     if settings.cold_local_age_s is not None:
         kept.append(f"data younger than {duration_words(settings.cold_local_age_s)}")
     deleted = "" if settings.cold_max_age_s is None else f"; deleted after {duration_words(settings.cold_max_age_s)}"
-    return f"{settings.cold_objects}; also on the disk: {' of '.join(kept) or 'everything'}{deleted}"
+    fleet = ""
+    if settings.fleet_name is not None:
+        fleet = f"; node {settings.fleet_name} of a fleet, read by {', '.join(settings.fleet_subscribers)}"
+    return f"{settings.cold_objects}; also on the disk: {' of '.join(kept) or 'everything'}{deleted}{fleet}"
 
 
 def _survives(buffer: Buffer, settings: Settings) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -245,12 +245,14 @@ def _persistence(document: Document, path: Path, value: Mapping[str, Any]) -> Pe
         reason = "path is missing" if directory is None else "path must name a directory"
         raise document.invalid((*path, "path"), reason)
     segment = rest.get("segment")
-    if "segment.max_open_duration" not in rest and (segment is None or isinstance(segment, Mapping)):
-        rest["segment"] = {"max_open_duration": RUN_SEGMENT_OPEN_S, **(segment or {})}
+    is_given = "segment.max_open_duration" in rest or (isinstance(segment, Mapping) and "max_open_duration" in segment)
     retention = rest.get("retention")
     has_cap = "retention.size_cap" in rest or (isinstance(retention, Mapping) and "size_cap" in retention)
     try:
-        config = PersistenceConfig(directory, Settings.from_mapping(rest))
+        settings = Settings.from_mapping(rest)
+        if not is_given and settings.fleet_name is None:
+            settings = replace(settings, segment_open_s_max=RUN_SEGMENT_OPEN_S)
+        config = PersistenceConfig(directory, settings)
         return config if has_cap else with_default_cap(config)
     except SettingsError as error:
         raise document.invalid((*path, *_blamed(value, str(error))), str(error)) from error

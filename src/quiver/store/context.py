@@ -37,6 +37,8 @@ class StoreContext:
         place: checked before every write by path.
         guards: called with the first and the last sequence number of bundles before these are removed; each returns
             whether they may be, or must be kept for now.
+        drop_guards: called with the number of a dropped segment before the drop ledger forgets it; each returns whether
+            it may.
     """
 
     path: str
@@ -54,6 +56,7 @@ class StoreContext:
     cold: ColdRegister
     place: HeldPlace
     guards: list[Callable[[int, int], bool]] = field(default_factory=list)
+    drop_guards: list[Callable[[int], bool]] = field(default_factory=list)
 
     def may_remove(self, first: int, last: int) -> bool:
         """Return whether all guards allow the bundles with these sequence numbers to be removed."""

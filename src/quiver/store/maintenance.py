@@ -115,8 +115,12 @@ class MaintenancePass:
         born_s = context.sealing.open_born_s()
         if born_s is not None and self._cleanup.retention.is_over_age(born_s, now_s=context.clock.monotonic()):
             return True
-        # While all subscribers lag, a segment may grow: sealing it early would not deliver it any sooner.
-        return context.sealing.is_old() and context.subscribers.least_lag_segments() < LAG_SEGMENTS
+        if not context.sealing.is_old():
+            return False
+        # While all subscribers lag, a segment may grow: sealing it early would not deliver it any sooner. A node of a
+        # fleet uploads segments although its subscribers, which acknowledge late, lag.
+        is_node = context.settings.fleet_name is not None
+        return is_node or context.subscribers.least_lag_segments() < LAG_SEGMENTS
 
     def _release_local_copies(self) -> None:
         self._context.cold.keep()

@@ -16,7 +16,8 @@ The steps of recovery, in order. `Store._recover` calls them; steps without a mo
 13. `replay`              `store`: add the kept entries to the open segment, in order
 14. `continue_drops`      `removal/cleanup`: finish a drop that was interrupted
 15. `missing`             `subscribers/orphaned_progress`: report and count segments that were removed manually
-16. `reserve`             `limits/side_files`: reserve space for acknowledgements on a full disk
+16. `fleet_subscribers`   `fleet/node`: register the subscribers of a fleet and take their locks
+17. `reserve`             `limits/side_files`: reserve space for acknowledgements on a full disk
 
 Each step is reported when it is done, as the event `quiver.recovery.step` with its name in this list.
 

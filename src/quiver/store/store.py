@@ -34,6 +34,7 @@ from quiver.store.directory_identity import HeldPlace
 from quiver.store.early_delivery import EarlyDelivery
 from quiver.store.encode import SlotEncoder
 from quiver.store.entries import ENTRY_OVERHEAD, REREAD_BYTES_MIN, StoreEntries
+from quiver.store.fleet.node import FleetNode
 from quiver.store.format.early_progress import EarlyProgress
 from quiver.store.format.names import SEGMENTS_DIR
 from quiver.store.internals import StoreInternals
@@ -197,6 +198,9 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
         with contextlib.suppress(OSError):  # maintenance retries it
             self._early.publish()
         steps.done("missing", segments=self._subscribers.count_missing())
+        if self._node is not None:
+            self._node.own_subscribers()
+        steps.done("fleet_subscribers", subscribers=len(self.settings.fleet_subscribers))
         self._cleanup.side.measure()
         self._cleanup.reserve.keep()
         self._cleanup.side.measure(now=True)
@@ -262,8 +266,11 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
             place=HeldPlace(self._fs, self.path, self._wal, self._observer),
         )
         self._subscribers.require_place = context.place.require
+        self._node = None
+        if self.settings.fleet_name is not None:
+            self._node = FleetNode(context, ledger, disk_bytes=lambda: self.disk_bytes)
         self._cold_tier = ColdTier(
-            context, self._cold.tier.get, on_damage=self._quarantine, is_sending=self._cold.is_set
+            context, self._cold.tier.get, on_damage=self._quarantine, is_sending=self._cold.is_set, node=self._node
         )
         self._early = EarlyDelivery(
             context, lambda: (self._wal.written, self._sequence), early, is_enabled=self.settings.deliver_unsealed
@@ -488,6 +495,7 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
             self._room.notify_all()
         if self._background is not None:
             self._background.stop()
+        self._cold_tier.leave()
         self._cold.tier.close()
         self._cold_tier.stop()
         # A maintenance pass in progress finishes first; after that, no thread of this store uses the directory.

@@ -429,8 +429,12 @@ STORE = {
     "subscriber.deliver_unsealed": False, "maintain_interval": "9s",
     "cold.objects": "file:///cold", "cold.local_size": "9MiB", "cold.local_age": "9s", "cold.max_age": "9h",
     "cold.keep_finished": "9s",
+    "cold.fleet.name": "edge-17", "cold.fleet.subscribers": ["lake"], "cold.fleet.seal": "9s",
+    "cold.fleet.ack_poll": "9s", "cold.fleet.labels": {"site": "Graz"},
 }  # fmt: skip
 """All keys of the persistence node besides `path`."""
+NODE = {"cold.fleet.name": "other", "cold.fleet.subscribers": ["one"]}
+"""Keys that every other key of a fleet needs."""
 
 
 @pytest.mark.parametrize("key", STORE)
@@ -438,16 +442,21 @@ def test_each_key_of_the_persistence_node_changes_the_store(key):
     """Nested or dotted; both forms of the same key are refused."""
     urn = "urn:otap:processor:persistence"
     least = {"path": "buffer"}
+    needed = {}
     if key.startswith("cold.") and key != "cold.objects":
-        put(least, "cold.objects", STORE["cold.objects"])
+        needed["cold.objects"] = STORE["cold.objects"]
+    if key.startswith("cold.fleet."):
+        needed |= NODE
+    for one, value in needed.items():
+        put(least, one, value)
     nested = copy.deepcopy(least)
     put(nested, key, STORE[key])
     before = settings_of(document(urn, least))["stores"]
 
     changed = settings_of(document(urn, nested))["stores"]
     assert changed != before
-    flat = {f"cold.{name}": value for name, value in least.get("cold", {}).items()} | {"path": "buffer"}
-    assert settings_of(document(urn, flat | {key: STORE[key]}))["stores"] == changed
+    flat = {"path": "buffer"} | needed | {key: STORE[key]}
+    assert settings_of(document(urn, flat))["stores"] == changed
 
 
 def test_the_table_lists_every_key_of_the_store():
@@ -456,9 +465,12 @@ def test_the_table_lists_every_key_of_the_store():
         load(document("urn:otap:processor:persistence", {"path": "b", "nothing.like.it.at.all": 1}))
 
     assert sorted(caught.value.reason.partition("known are ")[2].split(", ")) == sorted(STORE)
-    together = {key: STORE[key] for key in STORE if "hours" not in key}
+    together = {key: STORE[key] for key in STORE if "hours" not in key and not key.startswith("cold.fleet.")}
     assert Settings.from_mapping(together | {"durability": "wal"})
     assert Settings.from_mapping({key: value for key, value in together.items() if not key.startswith("wal.")})
+    others = STORE.keys() - {"segment.max_open_duration", "cold.keep_finished"}
+    in_a_fleet = {key: STORE[key] for key in others if "hours" not in key}
+    assert Settings.from_mapping(in_a_fleet | {"durability": "wal"})
 
 
 @pytest.mark.parametrize("key", ["size_cap", "size_cap_policy"])

@@ -21,6 +21,7 @@ from quiver.store.cold.location import TierWhenNeeded, folder_of, location_from_
 from quiver.store.cold.rebuild import rebuild_cold_list
 from quiver.store.cold.register import ColdRegister, info_of
 from quiver.store.format.cold_list import ColdSegment
+from quiver.store.format.fleet.names import inbox_folder
 from quiver.store.format.names import SEGMENTS_DIR
 from quiver.store.reading.store_files import StoreFiles
 
@@ -148,7 +149,9 @@ def open_cold_side(
         raise UsageError("objects also needs cold.objects: the cold list stores it as the location of the objects")
     wanted = None
     if location is not None:
-        wanted = location_to_list(location, folder_of(StoreFiles(fs, root).identity()))
+        identity = StoreFiles(fs, root).identity()
+        folder = folder_of(identity) if settings.fleet_name is None else inbox_folder(identity)
+        wanted = location_to_list(location, folder)
     directory = f"{root}/{SEGMENTS_DIR}"
     try:
         register = ColdRegister.load(fs, directory, wanted)

@@ -32,6 +32,7 @@ from quiver.store.cold.files import require_place
 from quiver.store.cold.location import location_from_list, object_key, quarantine_key
 from quiver.store.cold.register import cold_segment
 from quiver.store.context import StoreContext
+from quiver.store.fleet.node import FleetNode
 from quiver.store.format.cold_list import ColdSegment
 from quiver.store.segment.info import SegmentInfo
 
@@ -51,6 +52,7 @@ class ColdTier:
         open_tier: opens the object store; called again after it failed.
         on_damage: called with a local file that is damaged.
         is_sending: whether segments are uploaded; otherwise only existing objects are maintained.
+        node: the store as a node of a fleet; None if it is not one.
     """
 
     def __init__(
@@ -60,12 +62,14 @@ class ColdTier:
         *,
         on_damage: Callable[[SegmentInfo, CorruptionError], None],
         is_sending: bool,
+        node: FleetNode | None = None,
     ) -> None:
         self._context = context
         self._register = context.cold
         self._open_tier = open_tier
         self._on_damage = on_damage
         self._is_sending = is_sending
+        self._node = node
         self._pass = threading.Lock()
         self._stopping = threading.Event()
         # A daemon: a program that does not close the store must still be able to exit; unsent segments are on the disk.
@@ -75,6 +79,8 @@ class ColdTier:
         )  # fmt: skip
         self._delays = _BACKOFF.delays(Random())  # noqa: S311 - spreads waits, guards nothing
         self._not_before_s: float | None = None
+        self._is_away = True
+        """Whether the last pass failed, or there was none."""
         self.failure: str | None = None
         """Why the last pass failed; None if it did not."""
 
@@ -96,6 +102,7 @@ class ColdTier:
             "waiting_sequence": min(sequences, default=None),
             "leaving": len(self._leaving()),
             "problem": self.failure,
+            **({} if self._node is None else {"fleet": self._node.stats()}),
         }
 
     def waiting(self) -> list[SegmentInfo]:
@@ -128,6 +135,8 @@ class ColdTier:
             if self._stopping.is_set():
                 return 0
             try:
+                if self._node is not None:
+                    self._node.run(self._open_tier(), problem=self.failure)
                 leaving, waiting = self._leaving(), self.waiting()
                 if leaving or waiting:
                     self._require_place(self._open_tier())
@@ -137,8 +146,11 @@ class ColdTier:
                     if self._stopping.is_set():
                         break
                     sent += self._send(self._open_tier(), info)
+                if self._node is not None and not self._stopping.is_set():
+                    self._node.after_pass(self._open_tier())
             except (QuiverError, OSError) as error:
                 self.failure = str(error)
+                self._is_away = True
                 self._not_before_s = clock.monotonic() + next(self._delays)
                 observer.count("quiver.cold.failures_total")
                 observer.event("quiver.cold.pass", level=logging.WARNING, problem=self.failure)
@@ -146,6 +158,7 @@ class ColdTier:
                 if self._not_before_s is not None:
                     self._delays = _BACKOFF.delays(Random())  # noqa: S311
                 self.failure = self._not_before_s = None
+                self._is_away = False
         return sent
 
     def _require_place(self, tier: ObjectTier) -> None:
@@ -167,6 +180,8 @@ class ColdTier:
             before, entry = self._intend(info, source)
             if entry is None:
                 return 0
+            if self._node is not None:
+                self._node.before_upload(tier, entry.seq)
             key = object_key(self._folder, entry)
             if before != entry or not self._is_there(tier, key, entry):
                 sent, damage = _upload(tier, key, source, entry)
@@ -230,6 +245,8 @@ class ColdTier:
         with self._context.maintenance:
             self._register.keep()  # the list must not have it as verified when the object is removed
         leaving = self._leaving()
+        if self._node is not None:
+            self._node.before_removal(tier, leaving)
         for entry in leaving:
             if entry.state == "damaged":
                 key = object_key(self._folder, entry)
@@ -252,8 +269,19 @@ class ColdTier:
         """Run a pass if there is work: in this thread, or in the separate one if it was started."""
         if not self._worker.is_started:
             self.run()
-        elif self._leaving() or self.waiting():
+        elif self._leaving() or self.waiting() or (self._node is not None and self._node.is_due()):
             self._worker.wake()
+
+    def leave(self) -> None:
+        """Write the last record of a node, if the object store answered in the last pass and none is running."""
+        if self._node is None or self._is_away or not self._pass.acquire(blocking=False):
+            return
+        try:
+            self._node.leave(self._open_tier())
+        except (QuiverError, OSError) as error:
+            self._context.observer.event("quiver.cold.pass", level=logging.WARNING, problem=str(error))
+        finally:
+            self._pass.release()
 
     def stop(self) -> None:
         """Wait for the current pass and start no other one: on return nothing is written any more. Idempotent."""

@@ -423,6 +423,7 @@ class Cleanup:
             entry.seq not in context.catalog
             and (pending is None or pending.seq != entry.seq)
             and context.subscribers.drops.is_settled(entry)
+            and all(guard(entry.seq) for guard in context.drop_guards)
         )
 
     def _in_effect(self) -> list[DroppedSegment]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from quiver.bundle import Adapter
@@ -36,6 +37,7 @@ REPORT_S = 60.0
 """While the disk stays full, it is reported at this interval."""
 
 LAG_SEGMENTS = 8
+_SEAL_SHARE_MIN = 0.8
 """While every subscriber has this many sealed segments to read, the open segment is not sealed because of its age."""
 
 
@@ -112,6 +114,8 @@ class Sealing:
         self.failure: OSError | None = None
         self._opened_at: float | None = None
         self._opened_wall_ns = 0
+        self._age_s_max = settings.seal_age_s
+        self._random = Random()  # noqa: S311 - spreads uploads, guards nothing
         self._retry_at = 0.0
         self._report_at = 0.0
 
@@ -186,12 +190,13 @@ class Sealing:
     def _begin(self) -> None:
         self._opened_at = self._clock.monotonic()
         self._opened_wall_ns = self._clock.now_ns()
+        if self._settings.fleet_name is not None:
+            # Nodes that were started at the same time must not upload at the same time.
+            self._age_s_max = self._settings.seal_age_s * self._random.uniform(_SEAL_SHARE_MIN, 1.0)
 
     def is_old(self) -> bool:
         """Return whether the open segment has reached its maximum age."""
-        return self._opened_at is not None and (
-            self._clock.monotonic() - self._opened_at >= self._settings.segment_open_s_max
-        )
+        return self._opened_at is not None and (self._clock.monotonic() - self._opened_at >= self._age_s_max)
 
     def swap(self) -> bool:
         """Close the open segment and begin another; return False if it is empty or another is still being written."""

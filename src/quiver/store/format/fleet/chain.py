@@ -72,8 +72,8 @@ def check_chain(found: Iterable[InboxObject], position: int) -> Chain:
     """
     Return the chain of one node, from *position* on.
 
-    Objects with lower numbers are ignored: they were read, and their node has not removed them yet. A number that is
-    recorded as gone counts as gone even if its object is still there, because the node is about to remove it.
+    Objects with lower numbers are ignored: they were read, and their node has not removed them yet. A segment that is
+    still there is read although it is recorded as gone; its node may remove it at any moment.
 
     Args:
         found: the objects in a listing of the node, in any order.
@@ -93,10 +93,10 @@ def check_chain(found: Iterable[InboxObject], position: int) -> Chain:
                     segments.append(one)
             elif gone is None or one.last > gone.last:
                 gone = one
-        if gone is not None and gone.last >= end:
-            objects.append(gone)
-        elif len(segments) == 1:
+        if len(segments) == 1:
             objects.append(segments[0])
+        elif gone is not None and gone.last >= end:
+            objects.append(gone)
         elif segments:
             crc32s = tuple(one.crc32 for one in segments if one.crc32 is not None)
             return Chain(position, tuple(objects), Fork(end, crc32s))

@@ -6,7 +6,7 @@ The record that segments of a node cannot be read any more. JSON text; values in
     {"kind":"fleet gone","version":1,"first":…,"last":…,"reason":"age","gone_at_ns":…,"segments":[[number,bundles],…]}
 
 It closes the chain of the node, so that readers continue after it and count what was lost. Numbers between `first` and
-`last` that are not in `segments` were never used.
+`last` that are not in `segments` were never used; if the reason is `damaged`, their bundles could not be counted.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GoneSegments:
         reason: `size`, `age` and `skipped` as in the drop ledger; `damaged`: the file was corrupt or missing before it
             was uploaded; `unused`: no segment had any of these numbers.
         gone_at_ns: wall-clock time of the node, in nanoseconds since the epoch.
-        segments: number and bundle count of each segment, ascending.
+        segments: number and bundle count of each segment, ascending; without damaged ones that could not be counted.
     """
 
     first: int

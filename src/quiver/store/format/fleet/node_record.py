@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from quiver.errors import UsageError
@@ -85,6 +85,10 @@ class NodeRecord:
     problem: str | None = None
     subscribers: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    def in_state(self, state: NodeState) -> NodeRecord:
+        """Return the same record in another state."""
+        return replace(self, state=state)
 
 
 def encode_node_record(record: NodeRecord) -> bytes:
