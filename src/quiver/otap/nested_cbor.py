@@ -9,13 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quiver.otap.nested_values import Notation, nested_column
-from quiver.otap.tables.cbor import encode_value, encoded_head
+from quiver.otap.tables.cbor import encode_value
 
 __all__ = ["cbor_values"]
 
 _INTEGER, _NEGATIVE, _BYTES, _TEXT = 0, 1, 2, 3
 _SHORT = 24
 _FLOAT_HEAD = 0xFB
+_NUMBER_ENDS = np.array([_SHORT, 1 << 8, 1 << 16, 1 << 32], np.uint64)
+_NUMBER_WIDTHS = np.array([0, 1, 2, 4, 8])
 _NOTHING = b""
 
 
@@ -35,8 +37,18 @@ def _heads(major: int, numbers: np.ndarray) -> pa.Array:
         short = (numbers.astype(np.uint8) | np.uint8(major << 5)).tobytes()
         offsets = pa.py_buffer(np.arange(len(numbers) + 1, dtype=np.int32))
         return pa.Array.from_buffers(pa.binary(), len(numbers), [None, offsets, pa.py_buffer(short)])
-    distinct, which = np.unique(numbers, return_inverse=True)
-    return pa.array([encoded_head(major, number) for number in distinct.tolist()], pa.binary()).take(pa.array(which))
+    # The number follows in no, 1, 2, 4 or 8 bytes: the last ones of its eight.
+    kinds = np.searchsorted(_NUMBER_ENDS, numbers.astype(np.uint64), side="right")
+    widths = _NUMBER_WIDTHS[kinds]
+    written = np.empty((len(numbers), 9), np.uint8)
+    written[:, 0] = np.where(kinds == 0, numbers, _SHORT - 1 + kinds).astype(np.uint8) | np.uint8(major << 5)
+    written[:, 1:] = numbers.astype(">u8").view(np.uint8).reshape(-1, 8)
+    kept = np.arange(9) >= 9 - widths[:, np.newaxis]
+    kept[:, 0] = True
+    offsets = np.zeros(len(numbers) + 1, np.int32)
+    np.cumsum(widths + 1, out=offsets[1:])
+    data = pa.py_buffer(written[kept])
+    return pa.Array.from_buffers(pa.binary(), len(numbers), [None, pa.py_buffer(offsets), data])
 
 
 def _measured(major: int, values: pa.Array) -> pa.Array:

@@ -86,7 +86,11 @@ def nested(number: int) -> AnyValue:
     value = AnyValue()
     pair = value.kvlist_value.values.add(key=f"key {number}")
     values = pair.value.array_value.values
-    for complete in (number, -number - 1, 23, 24, 300, 70_000, 2**40, -(2**63), 2**63 - 1):
+    # The head of a CBOR item has 1, 2, 3, 5 or 9 bytes.
+    for end in (24, 2**8, 2**16, 2**32):
+        for complete in (end - 1, end, -end, -end - 1):
+            values.add(int_value=complete)
+    for complete in (number, -number - 1, 300, 70_000, 2**40, -(2**63), 2**63 - 1):
         values.add(int_value=complete)
     for text in ("", "é" * number, "x" * 300):
         values.add(string_value=text)

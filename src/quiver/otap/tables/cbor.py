@@ -17,7 +17,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from quiver.otap.conversion_errors import ConversionError
 
-__all__ = ["ITEMS_MAX", "LEVELS_MAX", "decode_value", "encode_value", "encoded_head", "measure_value"]
+__all__ = ["ITEMS_MAX", "LEVELS_MAX", "decode_value", "encode_value", "measure_value"]
 
 LEVELS_MAX = 100
 """The nesting limit of protobuf readers in messages: an array takes two, a map three."""
@@ -37,13 +37,6 @@ def encode_value(value: Any) -> bytes:
     """Encode an `AnyValue` message; an unset value is null."""
     out = bytearray()
     _encode(value, out)
-    return bytes(out)
-
-
-def encoded_head(major: int, number: int) -> bytes:
-    """Encode the head of an item: its major type, and its value or length."""
-    out = bytearray()
-    _head(major, number, out)
     return bytes(out)
 
 

@@ -80,7 +80,7 @@ def batch_of(table: Table, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """
     fields: list[pa.Field] = []
     arrays: list[pa.Array] = []
-    for struct, inside in _by_struct(table).items():
+    for struct, inside in table.by_struct.items():
         present = columns.get(struct) if struct in PRESENCE else None
         if struct in PRESENCE and (present is None or not present.true_count):
             continue
@@ -99,7 +99,7 @@ def batch_of(table: Table, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
             mask = pc.invert(present) if present is not None else None
             arrays.append(pa.StructArray.from_arrays(children, fields=named, mask=mask))
             fields.append(pa.field(struct, arrays[-1].type))
-    order = sorted(range(len(fields)), key=lambda at: _place(table, fields[at].name))
+    order = sorted(range(len(fields)), key=lambda at: table.places[fields[at].name])
     return pa.RecordBatch.from_arrays([arrays[at] for at in order], schema=pa.schema([fields[at] for at in order]))
 
 
@@ -110,17 +110,6 @@ def _array(column: Column, lists: Mapping[str, list[Any]]) -> pa.Array:
     types = np.array(lists[f"{column.struct}.type" if column.struct else "type"], np.uint8)
     there = np.isin(types, column.kinds)
     return array.take(pa.array(np.cumsum(there) - 1, mask=~there))
-
-
-def _by_struct(table: Table) -> dict[str, list[Column]]:
-    found: dict[str, list[Column]] = {}
-    for column in table.columns:
-        found.setdefault(column.struct, []).append(column)
-    return found
-
-
-def _place(table: Table, name: str) -> int:
-    return next(at for at, column in enumerate(table.columns) if name in {column.name, column.struct})
 
 
 def _field(column: Column, array: pa.Array) -> pa.Field:

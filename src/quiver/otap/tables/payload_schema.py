@@ -99,6 +99,22 @@ class Table:
         """Its columns by name."""
         return {column.name: column for column in self.columns}
 
+    @cached_property
+    def by_struct(self) -> dict[str, list[Column]]:
+        """The columns of each struct; those outside of structs at the empty name."""
+        found: dict[str, list[Column]] = {}
+        for column in self.columns:
+            found.setdefault(column.struct, []).append(column)
+        return found
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each struct and of each column outside of structs in the order of encoding."""
+        found: dict[str, int] = {}
+        for place, column in enumerate(self.columns):
+            found.setdefault(column.struct or column.name, place)
+        return found
+
     @property
     def rows_max(self) -> int:
         """The maximum number of rows of a batch."""
