@@ -351,7 +351,7 @@ def run_exporter(
     spark: SparkSession,
     store_path: str,
     subscriber: str,
-    output: str,
+    output: str | LakeOutput,
     checkpoint: str,
     *,
     trigger: Mapping[str, Any] | None = None,
@@ -360,6 +360,7 @@ def run_exporter(
     query_name: str | None = None,
     file_mode: int | None = None,
     around: Callable[[ExportBatch], ExportBatch] | None = None,
+    layout: FileLayout | None = None,
 ) -> StreamingQuery:
     """
     Start a query that exports a store to Parquet, as *subscriber*.
@@ -368,7 +369,8 @@ def run_exporter(
         spark: a session, such as that of `quiver.spark.session()`.
         store_path: the store's directory; a writer may have it open.
         subscriber: at most one live query each. A new one starts at the earliest bundle.
-        output: directory of the Parquet files.
+        output: directory of the Parquet files, or an output such as that of `quiver.spark.lake.output.output_of`, which
+            may be in a bucket.
         checkpoint: the directory of the query's checkpoint. Keep it: without it the query still exports nothing twice,
             but numbers its batches from 0 again.
         trigger: as for `DataStreamWriter.trigger`: ``{"processingTime": "500 milliseconds"}``, units in full
@@ -379,6 +381,7 @@ def run_exporter(
         file_mode: permission bits of the files, such as 0o640; None leaves them to the umask.
         around: wraps the export of a batch, such as `quiver.spark.processors.bad_bundle_filter.BadBundleFilter`.
             Without it, a bundle that cannot be decoded fails the query.
+        layout: how the rows of a batch are divided into files; by default one file for each table and task.
 
     Raises:
         UsageError: an option or the compression is unknown.
@@ -394,6 +397,7 @@ def run_exporter(
         # With a filter, its policy decides what happens to bundles that cannot be decoded.
         skip_undecodable=not fail_on_data_loss and around is None,
         file_mode=file_mode,
+        layout=layout,
     )
     return start_bundle_query(
         spark,
