@@ -3,11 +3,11 @@ What the buffer costs on the way from a receiver to an OTLP exporter: the same p
 
 One load generator sends requests of a thousand records, four at a time, over gRPC, to a process in the middle, which
 passes them on over gRPC to a far side that confirms at once. *on* is `quiver run` with a persistence node: it logs
-each request, confirms after a group sync, seals segments and forwards from them. *off* is the same without one:
-bounded memory, no log, no sync. *sealed* is *on* with `deliver_unsealed: false`. *proxy* is no pipeline at all:
-gRPC's own server and client, each request passed on before it is confirmed, nothing looked at and nothing kept. A
-rate is that of the far side, from the first request sent to the last one there; CPU is that of the process in the
-middle. *sealed* waits for a segment to be sealed, which is a delay at the end and no work.
+each request, confirms after a group sync, and forwards from memory. *off* is the same without one: bounded memory, no
+log, no sync, and a request is confirmed as soon as it is in memory. *sealed* is *on* with `deliver_unsealed: false`.
+*proxy* is no pipeline at all: gRPC's own server and client, each request passed on before it is confirmed, nothing
+looked at and nothing kept. A rate is that of the far side, from the first request sent to the last one there; CPU is
+that of the process in the middle. *sealed* waits for a segment to be sealed, which is a delay at the end and no work.
 
     .venv/bin/python bench/overhead.py [--rounds N] [--quick] [--write docs/benchmarks.md]
 """
@@ -23,6 +23,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -33,6 +34,7 @@ import quiver
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.settings import ExporterSettings
+from quiver.pipeline.config.limits import MemoryConfig
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds_of_several
@@ -98,16 +100,13 @@ def serve(kind: str, directory: str, far_port: str) -> None:
         sys.stdin.read()
         server.stop(None)
         return
-    settings = quiver.Settings(
-        durability="segment_only" if kind == FLOOR else "wal",
-        segment_open_s_max=SEGMENT_OPEN_S,
-        delete_grace_s=0.0,
-        deliver_unsealed=kind != SEALED,
-    )
+    settings = quiver.Settings(segment_open_s_max=SEGMENT_OPEN_S, delete_grace_s=0.0, deliver_unsealed=kind != SEALED)
+    listening = OtlpSettings(listening_addr="127.0.0.1:0")
+    if kind == FLOOR:  # as `quiver run` does without a persistence node
+        settings, listening = MemoryConfig().settings(), replace(listening, ack="logged")
     with quiver.open(directory, settings) as store:
         source = store.register("out", start="earliest")
         store.activate()
-        listening = OtlpSettings(listening_addr="127.0.0.1:0")
         with (
             BundleForwarder(source, sender, in_flight_max=AT_ONCE),
             OtapGrpcReceiver(store, listening) as receiver,

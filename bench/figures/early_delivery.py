@@ -47,9 +47,9 @@ SHOWN = {
     "p50, ms": "{:.1f}",
     "p99, ms": "{:.1f}",
     "written per byte received": "{:.2f}",
-    "written per byte received, exporter behind": "{:.2f}",
+    "written per byte received, exporter stopped": "{:.2f}",
     "µs of processor time a request": "{:.0f}",
-    "µs of processor time a request, exporter behind": "{:.0f}",
+    "µs of processor time a request, exporter stopped": "{:.0f}",
 }
 
 
