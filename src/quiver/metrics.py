@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from quiver.clock import SYSTEM_CLOCK, Clock
@@ -40,6 +40,7 @@ __all__ = [
     "observe_logs",
     "observe_senders",
     "observe_store",
+    "observe_stores",
     "observe_topics",
 ]
 
@@ -169,10 +170,29 @@ def observe_store(store: ObservedStore, meter: Meter, *, clock: Clock = SYSTEM_C
     Raises:
         ModuleNotFoundError: the extra `metrics` is not installed.
     """
-    snapshot = _Snapshot(store, clock, _by_core)
+    _register_stores([(_Snapshot(store, clock, _by_core), {})], meter)
+
+
+def observe_stores(stores: Mapping[str, ObservedStore], meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """
+    Register every gauge of several stores with *meter*, as `observe_store` does for one.
+
+    Args:
+        stores: the stores by name; the name is the attribute `buffer` of each value.
+        meter: creates the instruments.
+        clock: measures the age of the figures.
+
+    Raises:
+        ModuleNotFoundError: the extra `metrics` is not installed.
+    """
+    _register_stores([(_Snapshot(store, clock, _by_core), {"buffer": name}) for name, store in stores.items()], meter)
+
+
+def _register_stores(snapshots: Sequence[tuple[_Snapshot[Any], Mapping[str, str]]], meter: Meter) -> None:
     for metric in METRICS:
         if metric.read is not None and metric not in EXPORTER_METRICS:
-            meter.create_observable_gauge(metric.name, [_callback(snapshot, metric.read)], metric.unit, metric.meaning)
+            callbacks = [_callback(snapshot, metric.read, more) for snapshot, more in snapshots]
+            meter.create_observable_gauge(metric.name, callbacks, metric.unit, metric.meaning)
 
 
 def observe_exporters(exporters: ObservedExporters, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -240,7 +260,7 @@ def _register(snapshot: _Snapshot[Any], meter: Meter, prefix: str) -> None:
 
 
 def _callback(
-    snapshot: _Snapshot[Any], read: Callable[[Figures], Reading]
+    snapshot: _Snapshot[Any], read: Callable[[Figures], Reading], more: Mapping[str, str] | None = None
 ) -> Callable[[CallbackOptions], Iterable[Observation]]:
     from opentelemetry.metrics import Observation  # noqa: PLC0415 - an extra
 
@@ -248,7 +268,11 @@ def _callback(
         figures = snapshot.figures()
         if figures is None:
             return []
-        return [Observation(value, attributes) for value, attributes in read(figures) if value is not None]
+        return [
+            Observation(value, {**attributes, **(more or {})})
+            for value, attributes in read(figures)
+            if value is not None
+        ]
 
     return observe
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
-__all__ = ["InMemoryObserver", "Observer", "Value", "log_event"]
+__all__ = ["AttributedObserver", "InMemoryObserver", "Observer", "Value", "log_event"]
 
 _log = logging.getLogger("quiver")
 
@@ -57,6 +57,26 @@ class InMemoryObserver:
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
         """Log *name* with its attributes as ``key=value``."""
         log_event(name, level, attributes)
+
+
+class AttributedObserver:
+    """Passes everything to *observer*, with more *attributes*."""
+
+    def __init__(self, observer: Observer, **attributes: Value) -> None:
+        self._observer = observer
+        self._attributes = attributes
+
+    def count(self, name: str, amount: int = 1, **attributes: Value) -> None:
+        """Add *amount* to the counter *name*."""
+        self._observer.count(name, amount, **{**self._attributes, **attributes})
+
+    def record(self, name: str, value: float, **attributes: Value) -> None:
+        """Add *value*, in seconds, to the distribution *name*."""
+        self._observer.record(name, value, **{**self._attributes, **attributes})
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
+        """Report one structured event."""
+        self._observer.event(name, level=level, **{**self._attributes, **attributes})
 
 
 def log_event(name: str, level: int, attributes: Mapping[str, Value]) -> None:

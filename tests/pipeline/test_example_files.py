@@ -34,7 +34,7 @@ def test_every_example_is_valid_and_drawn(file):
 
     for name in pipeline.nodes:
         assert name in text
-        assert f"n_{name}" in mermaid
+        assert f"n_{name.replace('-', '_')}" in mermaid
     kinds = BufferKind.__args__
     assert {buffer.kind for buffer in pipeline.buffers} <= set(kinds)
 

@@ -9,6 +9,7 @@ import pytest
 import quiver
 from quiver.errors import TransientError
 from quiver.metrics import METRICS
+from quiver.observe import AttributedObserver
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.store.opening import open_store
 
@@ -48,6 +49,28 @@ def test_a_scrape_has_counters_latencies_and_gauges(endpoint, tmp_path):
     for metric in METRICS:
         if metric.name.replace(".", "_") in found:
             assert metric.meaning in text
+
+
+def test_figures_of_several_buffers_have_their_names(endpoint, tmp_path):
+    """So have the counts of a store that was given an observer with its name."""
+    with (
+        open_store(tmp_path / "a", observer=AttributedObserver(endpoint.observer, buffer="a"), background=False) as one,
+        open_store(tmp_path / "b", observer=AttributedObserver(endpoint.observer, buffer="b"), background=False) as two,
+    ):
+        endpoint.start()
+        endpoint.observe_buffers({"a": one, "b": two})
+        for store, bundles in ((one, 1), (two, 3)):
+            store.register("slow", start="earliest")
+            for _ in range(bundles):
+                store.ingest(quiver.Bundle({30: pa.record_batch({"x": [1, 2]})}), durable=True)
+            store.seal()
+        found = values(fetch(endpoint.address))
+
+    for name, bundles in (("a", 1), ("b", 3)):
+        assert float(found[f'quiver_subscriber_lag_bundles{{buffer="{name}",subscriber="slow"}}']) == bundles
+        assert float(found[f'quiver_segment_count{{buffer="{name}"}}']) == 1
+        assert float(found[f'quiver_segment_sealed_total{{buffer="{name}"}}']) == 1
+        assert float(found[f'quiver_wal_fsync_duration_seconds_count{{buffer="{name}"}}']) >= 1
 
 
 def test_a_port_in_use_is_reported(endpoint, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from quiver.pipeline.model import Buffer, Pipeline, Route
 
@@ -14,11 +14,21 @@ _SHAPES = {"receiver": ("([", "])"), "buffer": ("[(", ")]"), "processor": ("[", 
 
 
 def as_text(pipeline: Pipeline) -> str:
-    """Draw the graph as text: each buffer with its receivers on the left, and its routes below."""
-    fed: dict[str, list[str]] = {}
+    """Draw the graph as text, by pipeline: each buffer with its receivers on the left, and its routes below."""
+    lines: list[str] = []
+    for name, buffers in _pipelines(pipeline).items():
+        if name:
+            lines.append(f"{name}:")
+        lines += [line for buffer in buffers for line in _drawn(buffer, [node.name for node in buffer.receivers])]
+    return "\n".join(lines)
+
+
+def _pipelines(pipeline: Pipeline) -> dict[str, list[Buffer]]:
+    """Return the buffers by pipeline, in the order of the flow."""
+    found: dict[str, list[Buffer]] = {}
     for buffer in pipeline.buffers:
-        fed.setdefault(buffer.name, []).extend(node.name for node in buffer.receivers)
-    return "\n".join(line for buffer in pipeline.buffers for line in _drawn(buffer, fed[buffer.name]))
+        found.setdefault(buffer.pipeline, []).append(buffer)
+    return found
 
 
 def _drawn(buffer: Buffer, receivers: list[str]) -> Iterator[str]:
@@ -57,17 +67,25 @@ def as_mermaid(pipeline: Pipeline) -> str:
         label = name if not note else f"{name}<br/>{note}"
         return f'{made}{begin}"{label}"{end}'
 
-    for buffer in pipeline.buffers:
-        note = {"memory": "in memory", "intake": "waits to be processed", "staged": "waits to be sent"}
-        store = box(buffer.name, "buffer", note.get(buffer.kind, buffer.config.path))
-        lines.append(f"    {store}")
-        lines += [f"    {box(node.name, 'receiver')} --> {_identifier(buffer.name)}" for node in buffer.receivers]
-        for route in buffer.routes:
-            way = [_identifier(buffer.name)]
-            way += [box(node.name, "processor") for node in route.processors]
-            way.append(box(route.name, "exporter") if route.into is None else _identifier(route.into))
-            lines.append(f"    {' --> '.join(way)}")
-    return "\n".join(dict.fromkeys(lines))
+    for name, buffers in _pipelines(pipeline).items():
+        part = [line for buffer in buffers for line in _boxes(buffer, box)]
+        if name:
+            part = [f'    subgraph p{_identifier(name)}["{name}"]', *(f"    {line}" for line in part), "    end"]
+        lines += part
+    return "\n".join(lines)
+
+
+def _boxes(buffer: Buffer, box: Callable[..., str]) -> list[str]:
+    """Return the lines of one buffer; *box* draws a node the first time, and names it afterwards."""
+    note = {"memory": "in memory", "intake": "waits to be processed", "staged": "waits to be sent"}
+    lines = [f"    {box(buffer.name, 'buffer', note.get(buffer.kind, buffer.config.path))}"]
+    lines += [f"    {box(node.name, 'receiver')} --> {_identifier(buffer.name)}" for node in buffer.receivers]
+    for route in buffer.routes:
+        way = [_identifier(buffer.name)]
+        way += [box(node.name, "processor") for node in route.processors]
+        way.append(box(route.name, "exporter") if route.into is None else _identifier(route.into))
+        lines.append(f"    {' --> '.join(way)}")
+    return list(dict.fromkeys(lines))
 
 
 def _identifier(name: str) -> str:

@@ -249,6 +249,7 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
     settings = buffer.config.settings
     return {
         "node": buffer.name,
+        "pipeline": buffer.pipeline or None,
         "kind": buffer.kind,
         "path": buffer.config.path or None,
         "durability": _durability(buffer),

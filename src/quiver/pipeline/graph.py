@@ -219,7 +219,7 @@ def _buffer(
     else:
         config = nodes[plan.derived_from].config
         if plan.kind != "persistence":
-            config = replace(config, path=str(sibling_directory(config.path, plan.name)))
+            config = replace(config, path=str(sibling_directory(config.path, plan.suffix)))
     routes = tuple(
         Route(
             route.name,
@@ -231,7 +231,8 @@ def _buffer(
         )
         for route in plan.routes
     )
-    return Buffer(plan.name, plan.kind, config, tuple(nodes[name] for name in plan.receivers), routes)
+    receivers = tuple(nodes[name] for name in plan.receivers)
+    return Buffer(plan.name, plan.kind, config, receivers, routes, plan.pipeline)
 
 
 # ── what no two may share ────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.exporter_stats import begin_counts
 from quiver.errors import CapacityError, PipelineError, QuiverError, StoreClosedError, UsageError
-from quiver.observe import InMemoryObserver, Observer
+from quiver.observe import AttributedObserver, InMemoryObserver, Observer
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
 from quiver.pipeline.counts import CountsRead
 from quiver.pipeline.disk import budget_of, buffer_share, dead_letter_share
@@ -144,8 +144,10 @@ def ingest(context: ChildContext) -> None:
             for station in stations:
                 station.send()
             if endpoint is not None:
-                main = context.pipeline.main.name
-                endpoint.observe(next(one.own for one in stations if one.buffer.name == main))
+                if len(stations) == 1:
+                    endpoint.observe(stations[0].own)
+                else:
+                    endpoint.observe_buffers({station.buffer.name: station.own for station in stations})
                 endpoint.observe_exporters(exporters)
             for station in stations:
                 health.watch(station.buffer.name, station.own)
@@ -211,15 +213,16 @@ def _open(
     part: Pipeline, context: ChildContext, observer: Observer, stores: ExitStack, budget: DiskBudget | None
 ) -> _Station:
     config = part.persistence
+    named = _naming(part.buffers[0], context, observer)
     # Buffers in memory use no disk space.
     budget = None if part.buffers[0].kind == "memory" else budget
     share = buffer_share(budget, config.path)
     store: Store | MultiCoreStore
     if context.cores is None:
-        store = own = stores.enter_context(open_path(config.path, config.settings, observer=observer, share=share))
+        store = own = stores.enter_context(open_path(config.path, config.settings, observer=named, share=share))
     else:
         opened = open_path(
-            config.path, config.settings, cores=context.cores, core=context.core, observer=observer, share=share
+            config.path, config.settings, cores=context.cores, core=context.core, observer=named, share=share
         )
         store = stores.enter_context(opened)
         own = store.core(context.core)
@@ -228,6 +231,12 @@ def _open(
         store.register(name, start="earliest")
     store.activate()
     return _Station(part, store, own, observer, dead_letter_share(budget, config.path))
+
+
+def _naming(buffer: Buffer, context: ChildContext, observer: Observer) -> Observer:
+    """Return the observer for the store and the receivers of *buffer*: their counts name it, if there are several."""
+    # The names of exporters are unique, so they need no buffer.
+    return observer if len(context.pipeline.buffers) == 1 else AttributedObserver(observer, buffer=buffer.name)
 
 
 def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead, health: Health) -> None:
@@ -297,7 +306,7 @@ def _reload(context: ChildContext, stations: list[_Station]) -> None:
 def _place(station: _Station, context: ChildContext, health: Health, connection_share: float) -> ReceiverPlace:
     return ReceiverPlace(
         station.own,
-        station.observer,
+        _naming(station.buffer, context, station.observer),
         is_durable=station.buffer.kind != "memory",
         cores=context.cores,
         core=context.core,

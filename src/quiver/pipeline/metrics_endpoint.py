@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -11,7 +11,14 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import TransientError
-from quiver.metrics import ObservedExporters, ObservedStore, OpenTelemetryObserver, observe_exporters, observe_store
+from quiver.metrics import (
+    ObservedExporters,
+    ObservedStore,
+    OpenTelemetryObserver,
+    observe_exporters,
+    observe_store,
+    observe_stores,
+)
 from quiver.pipeline.health import Health
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.receivers.settings import split_address
@@ -114,6 +121,10 @@ class MetricsEndpoint:
     def observe(self, store: ObservedStore) -> None:
         """Add the figures of *store* to the metrics."""
         observe_store(store, self._meter)
+
+    def observe_buffers(self, stores: Mapping[str, ObservedStore]) -> None:
+        """Add the figures of several *stores* to the metrics, with their names as the attribute `buffer`."""
+        observe_stores(stores, self._meter)
 
     def observe_exporters(self, exporters: ObservedExporters) -> None:
         """Add the figures of *exporters* to the metrics, without keeping a reference to them."""

@@ -85,6 +85,7 @@ class Buffer:
         config: directory and settings. The directory of a `memory` buffer is empty until `Pipeline.placed` sets it.
         receivers: the receivers that fill it directly.
         routes: the routes out of it.
+        pipeline: the name of its pipeline if the file has several; empty otherwise.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Buffer:
     config: PersistenceConfig
     receivers: tuple[Node, ...]
     routes: tuple[Route, ...]
+    pipeline: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ import pytest
 import quiver
 from quiver.bundle import BundleRef
 from quiver.cli.stats.top_figures import PipelineSnapshot, Sample, fetch_samples, parse_samples, showing
+from quiver.delivery.exporter_stats import ExporterStats
 from quiver.errors import TransientError
+from quiver.observe import InMemoryObserver
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.subscribers.retry_set import RetrySet
@@ -63,6 +65,32 @@ def test_top_shows_processes_flows_lag_and_disk(served, call):
     shown = call("top", directory, "--endpoint", address, "--looks", "1")
     assert shown.exit_code == 0
     assert all(word in shown.output for word in ("ingest", "signal 9", "lake", "the far side is away"))
+
+
+def test_the_disk_figures_are_those_of_the_directory():
+    """If the pipeline has several buffers; flows are of all of them."""
+    samples = tuple(
+        Sample(name, (("buffer", buffer),), value)
+        for buffer, value in (("a", 2.0), ("b", 5.0))
+        for name in ("quiver_segment_count", "quiver_core_cap_fraction", "quiver_segment_sealed_total")
+    )
+    found = showing(PipelineSnapshot(0.0, samples, (), 0, (), (), buffer="a"), None)
+    assert (found.disk["segments"], found.disk["of_the_cap"]) == (2.0, 2.0)
+    assert [(flow.what, flow.total) for flow in found.flows] == [("segments sealed", 7)]
+
+
+def test_reports_of_all_buffers_are_shown(served, tmp_path, call):
+    """Exporters of each buffer of the pipeline, with their last success."""
+    directory, address = served
+    with quiver.open(tmp_path / "other", background=False) as store:
+        store.register("second", start="earliest")
+    for name, root in (("lake", directory), ("second", tmp_path / "other")):
+        stats = ExporterStats(name, InMemoryObserver(), roots=[str(root)])
+        stats.delivered(1, 10)
+        stats.save(is_last=True)
+    write_run_files(directory.with_name("buffer.run"), buffers={"a": str(directory), "b": str(tmp_path / "other")})
+    found = json.loads(call("top", directory, "--endpoint", address, "--looks", "1", "--json").output)
+    assert set(found["reports"]) == {"lake", "second"}
 
 
 def test_top_works_without_the_metrics_port(served, call):

@@ -131,14 +131,6 @@ def test_errors_have_the_line_of_the_key(old, new, line, reason):
     assert found[1].startswith(reason)
 
 
-def test_a_file_has_one_pipeline():
-    """Two are refused with both names."""
-    line, reason = refused("        connections:", "      more:\n        nodes: {}\n        connections:")
-
-    assert line == 28
-    assert reason == "a file has one pipeline, here are main and more; write a file for each"
-
-
 @pytest.mark.parametrize("urn", PLUGINS)
 def test_a_plugin_is_found_by_each_spelling(urn):
     """Name and kind in either order, with and without the namespace."""

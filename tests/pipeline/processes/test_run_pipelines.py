@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import urllib.request
 
 import grpc
 import pyarrow.parquet as pq
@@ -195,6 +196,42 @@ def test_the_newest_data_is_sent_first_after_an_outage(tmp_path):
     assert sorted(order) == list(range(20))
     # Some were tried during the outage and are due later, so the order is not exact.
     assert len([number for number in order[:8] if number >= 12]) >= 4, order
+
+
+def test_pipelines_of_one_file_run_side_by_side(tmp_path):
+    """
+    Each delivers its own data, an outage of one destination does not concern the other, metrics name the buffers, and
+    a killed ingest process loses nothing of either.
+    """
+    app_in, host_in, app_out, host_out, metrics = free_ports(5)
+    values = {
+        "directory": tmp_path,
+        "app_addr": f"127.0.0.1:{app_in}",
+        "host_addr": f"127.0.0.1:{host_in}",
+        "app_endpoint": f"http://127.0.0.1:{app_out}",
+        "host_endpoint": f"http://127.0.0.1:{host_out}",
+        "metrics_addr": f"127.0.0.1:{metrics}",
+        "first_retry": "50ms",
+    }
+
+    def scrape():
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=10) as answer:
+            return answer.read().decode()
+
+    with (
+        otlp_server(tmp_path / "far", app_out),
+        Run(tmp_path, EXAMPLES / "several-pipelines.yaml", values) as run,
+    ):
+        for number in range(3):
+            run.post(app_in, request(number))
+            run.post(host_in, request(10 + number))
+        run.until(lambda: set(bodies(tmp_path / "far")) == set(records(0, 1, 2)))
+        assert 'quiver_subscriber_lag_bundles{buffer="host_buffer",subscriber="host_exporter"}' in scrape()
+        assert 'quiver_receiver_requests_total{buffer="app_buffer",outcome="stored",signal="logs"} 3.0' in scrape()
+        os.kill(run.children()["ingest"]["pid"], signal.SIGKILL)
+        with otlp_server(tmp_path / "far-host", host_out):
+            run.until(lambda: set(bodies(tmp_path / "far-host")) == set(records(10, 11, 12)))
+    assert set(bodies(tmp_path / "far")) == set(records(0, 1, 2))
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["top"]
 
+_NO_PIPELINE = "no pipeline runs here; if it has several buffers, --run-dir is the directory next to the first one"
+
 _CLEAR = "\x1b[2J\x1b[H"
 
 
@@ -99,7 +101,7 @@ def _show(directory: str, found: Showing, now_ns: int) -> None:
         "quarantined": None if disk["quarantined"] is None else int(disk["quarantined"]),
     }
     print_table(directory, [row])
-    print_table("processes", [asdict(node) for node in found.nodes], empty="no pipeline runs here")
+    print_table("processes", [asdict(node) for node in found.nodes], empty=_NO_PIPELINE)
     flows = [
         {
             "what": flow.what,

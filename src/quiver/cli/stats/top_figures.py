@@ -50,8 +50,8 @@ _TRACEBACK = "Traceback (most recent call last)"
 FAILURES = "quiver_exporter_failures_total"
 
 FLOWS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("OTLP requests", "quiver_receiver_requests_total", ("signal", "outcome")),
-    ("OTAP batches", "quiver_receiver_batches_total", ("signal", "outcome")),
+    ("OTLP requests", "quiver_receiver_requests_total", ("buffer", "signal", "outcome")),
+    ("OTAP batches", "quiver_receiver_batches_total", ("buffer", "signal", "outcome")),
     ("refused or held up", "quiver_ingest_throttle_total", ()),
     ("segments sealed", "quiver_segment_sealed_total", ()),
     ("segments deleted", "quiver_gc_evictions_total", ("reason",)),
@@ -103,6 +103,7 @@ class PipelineSnapshot:
         waiting: subscriber → its pending retries, if any.
         reports: exporter → its last success and failure, if it has reported.
         dead_letters: exporter → the number of its dead letters, if any.
+        buffer: the name of the buffer of the directory, if the pipeline has several.
     """
 
     at_s: float
@@ -115,10 +116,19 @@ class PipelineSnapshot:
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     reports: Mapping[str, Reported] = field(default_factory=dict)
     dead_letters: Mapping[str, int] = field(default_factory=dict)
+    buffer: str = ""
+
+    def values(self, name: str) -> list[float]:
+        """Return the values of one metric of the directory."""
+        return [
+            sample.value
+            for sample in self.samples
+            if sample.name == name and sample.label("buffer") in {"", self.buffer}
+        ]
 
     def total(self, name: str) -> float | None:
-        """Return the sum of one metric; None if it is missing."""
-        values = [sample.value for sample in self.samples if sample.name == name]
+        """Return the sum of one metric of the directory; None if it is missing."""
+        values = self.values(name)
         return sum(values) if values else None
 
 
@@ -228,9 +238,9 @@ def take_snapshot(
         waits = _waiting(fs, found, now_ns)
         problems += [one.retry_problem for one in waits.values() if one.retry_problem is not None]
         waiting = {**waits, **waiting}
-        reports = _reports(fs, found)
-        problems += [one.report_problem for one in reports.values() if one.report_problem is not None]
-        reports = {**reports, **reports}
+        of_store = _reports(fs, found)
+        problems += [one.report_problem for one in of_store.values() if one.report_problem is not None]
+        reports = {**of_store, **reports}
         dead_letters.update(_count_dead_letters(fs, found))
     if disk_bytes is None:
         problems.append(f"{directory} does not exist yet")
@@ -247,13 +257,25 @@ def take_snapshot(
         waiting,
         reports,
         dict(dead_letters),  # `asdict` cannot copy a Counter
+        _buffer_of(directory, state),
     )
+
+
+def _buffers(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the directories of the buffers of the pipeline, by name."""
+    reports = state.get("buffers")
+    return {name: one for name, one in reports.items() if isinstance(one, str)} if isinstance(reports, dict) else {}
+
+
+def _buffer_of(directory: str, state: Mapping[str, Any]) -> str:
+    """Return the name of the buffer in *directory*; empty if it is unknown."""
+    real = os.path.realpath(directory)
+    return next((name for name, one in _buffers(state).items() if os.path.realpath(one) == real), "")
 
 
 def _places(fs: FileSystem, directory: str, state: Mapping[str, Any]) -> list[str]:
     """Return the stores to read: the given one, its companion stores, and others of the pipeline."""
-    reports = state.get("buffers")
-    others = [one for one in reports.values() if isinstance(one, str)] if isinstance(reports, dict) else []
+    others = list(_buffers(state).values())
     # Older versions wrote paths relative to the working directory of the run.
     named = [directory, *find_companion_stores(fs, directory), *filter(os.path.isabs, others)]
     found: dict[str, str] = {}
@@ -345,7 +367,7 @@ def showing(now: PipelineSnapshot, before: PipelineSnapshot | None) -> Showing:
     rates = {flow.of: flow.per_second for flow in flows if flow.what == "acknowledged" and flow.per_second is not None}
     disk = {
         "bytes": now.total("quiver_core_bytes") or float(now.disk_bytes),
-        "of_the_cap": _worst(now.samples, "quiver_core_cap_fraction"),
+        "of_the_cap": max(now.values("quiver_core_cap_fraction"), default=None),
         "log_bytes": now.total("quiver_wal_bytes"),
         "open_bytes": now.total("quiver_segment_open_bytes"),
         "segments": now.total("quiver_segment_count"),
@@ -363,10 +385,6 @@ def showing(now: PipelineSnapshot, before: PipelineSnapshot | None) -> Showing:
         now.reports,
         now.dead_letters,
     )
-
-
-def _worst(samples: Iterable[Sample], name: str) -> float | None:
-    return max((sample.value for sample in samples if sample.name == name), default=None)
 
 
 def _flows(now: PipelineSnapshot, before: PipelineSnapshot | None) -> Iterable[Flow]:

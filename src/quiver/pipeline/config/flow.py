@@ -15,6 +15,7 @@ Pure: names in, names out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -60,6 +61,9 @@ class BufferPlan:
             None for memory.
         receivers: the nodes that fill it directly.
         routes: the routes out of it.
+        pipeline: the name of its pipeline if the file has several; empty otherwise.
+        suffix: for an implicit buffer, the end of the name of its directory. It does not depend on other pipelines of
+            the file: another directory would leave data behind.
     """
 
     name: str
@@ -67,6 +71,8 @@ class BufferPlan:
     derived_from: str | None = None
     receivers: list[str] = field(default_factory=list)
     routes: list[RoutePlan] = field(default_factory=list)
+    pipeline: str = ""
+    suffix: str = ""
 
 
 def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[BufferPlan]:
@@ -79,7 +85,11 @@ def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[Buffe
     for node in nodes.values():
         _check_destinations(document, node, nodes)
     plans: list[BufferPlan] = []
-    direct = {node.name: BufferPlan(node.name, "persistence", node.name) for node in nodes.values() if _is_store(node)}
+    direct = {
+        node.name: BufferPlan(node.name, "persistence", node.name, pipeline=node.pipeline)
+        for node in nodes.values()
+        if _is_store(node)
+    }
     groups: dict[frozenset[tuple[str, tuple[str, ...] | None]], BufferPlan] = {}
     for node in nodes.values():
         if node.plugin.kind != "receiver":
@@ -93,11 +103,15 @@ def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[Buffe
         if plan is None:
             origin = _first_store(nodes, node.edges)
             kind: BufferKind = "memory" if origin is None else "intake"
-            plan = groups[group] = BufferPlan(kind, kind, origin)
+            plan = groups[group] = BufferPlan(kind, kind, origin, pipeline=node.pipeline)
         plan.receivers.append(node.name)
-    if len(groups) > 1:
-        for plan in groups.values():
-            plan.name = f"{plan.kind}-{plan.receivers[0]}"[:64]
+    in_pipeline = Counter(plan.pipeline for plan in groups.values())
+    for plan in groups.values():
+        first = nodes[plan.receivers[0]]
+        plan.suffix = plan.kind
+        if in_pipeline[plan.pipeline] > 1:
+            plan.suffix = f"{plan.kind}-{first.local_name or first.name}"[:64]
+        plan.name = f"{plan.pipeline}-{plan.suffix}"[:64] if plan.pipeline else plan.suffix
     reached: dict[str, Path] = {}
     for plan in groups.values():
         plans += [plan, *_lead_out(document, nodes, plan, nodes[plan.receivers[0]], reached)]
@@ -201,9 +215,9 @@ def _lead_out(
         if _is_store(node):
             plan.routes.append(RoutePlan(end, between, end, strategy, signals))
         elif between and not node.plugin.takes_rows:
-            staged = BufferPlan(
-                f"staged-{end}"[:64], "memory" if plan.kind == "memory" else "staged", plan.derived_from
-            )
+            name = f"staged-{end}"[:64]
+            kind: BufferKind = "memory" if plan.kind == "memory" else "staged"
+            staged = BufferPlan(name, kind, plan.derived_from, pipeline=plan.pipeline, suffix=name)
             staged.routes.append(RoutePlan(end, (), None, strategy))
             plan.routes.append(RoutePlan(staged.name, between, staged.name, strategy, signals))
             yield staged

@@ -22,14 +22,18 @@ The later shape has a version, puts the nodes of a pipeline into a group, and li
             connections:
               - {from: receiver, to: durable_buffer}
 
+A file of the later shape may have several pipelines. They are independent: no connection leads from one to another, and
+the names of exporters and persistence nodes, which name subscribers and buffers, are unique in the file.
+
 A `type` or `plugin_urn` may be written as any of `receiver:otlp`, `otlp:receiver`, `urn:otel:otlp:receiver` and
 `urn:otel:receiver:otlp`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
 from quiver.errors import UsageError
@@ -76,6 +80,8 @@ class RawNode:
         plugin: the plugin that its URN or type names.
         config: as written.
         edges: the nodes that it feeds, in file order.
+        pipeline: the name of its pipeline if the file has several; empty otherwise.
+        local_name: its name in its pipeline, if another pipeline has a node of that name, too; empty otherwise.
     """
 
     name: str
@@ -83,6 +89,8 @@ class RawNode:
     plugin: Plugin
     config: Mapping[str, Any]
     edges: dict[str, Edge] = field(default_factory=dict)
+    pipeline: str = ""
+    local_name: str = ""
 
 
 def read_nodes(document: Document) -> dict[str, RawNode]:
@@ -186,7 +194,7 @@ def _ports(document: Document, path: Path, ports: Any, names: Mapping[str, Any])
             raise document.invalid((*here, port, "destinations"), "destinations must be a list of node names")
         for index, destination in enumerate(listed):
             spot: Path = (*here, port, "destinations", index)
-            _add_edge(document, found, destination, Edge(spot, strategy, signals), names)
+            _add_edge(document, found, destination, Edge(spot, strategy, signals), {name: name for name in names})
     return found
 
 
@@ -206,14 +214,15 @@ def _signals(document: Document, path: Path, raw: Mapping[str, Any]) -> tuple[st
 
 
 def _add_edge(
-    document: Document, found: dict[str, Edge], destination: Any, edge: Edge, names: Mapping[str, Any]
+    document: Document, found: dict[str, Edge], destination: Any, edge: Edge, names: Mapping[str, str]
 ) -> None:
+    """Add an edge to *destination*; *names* are the names of nodes in the file, each with its name in the model."""
     if not isinstance(destination, str) or destination not in names:
         reason = f"there is no node named {destination}{nearest(str(destination), names)}"
         raise document.invalid(edge.path, reason)
-    if destination in found:
+    if names[destination] in found:
         raise document.invalid(edge.path, f"{destination} is listed twice; a node receives everything once")
-    found[destination] = edge
+    found[names[destination]] = edge
 
 
 # ── the later shape ──────────────────────────────────────────────────────────────────────────────────
@@ -226,13 +235,24 @@ def _later(document: Document, top: Mapping[str, Any]) -> dict[str, RawNode]:
     if top["version"] != VERSION:
         raise document.invalid(("version",), f"version {top['version']} is not known; this version reads {VERSION}")
     _refuse_settings(document, (), top)
-    path, pipeline = _only_pipeline(document, top)
+    pipelines = _pipelines(document, top)
+    found: dict[str, RawNode] = {}
+    for label, path, pipeline in pipelines:
+        found |= _pipeline(document, path, pipeline, label if len(pipelines) > 1 else "", found)
+    return found
+
+
+def _pipeline(
+    document: Document, path: Path, pipeline: Mapping[str, Any], label: str, others: Mapping[str, RawNode]
+) -> dict[str, RawNode]:
+    """Return the nodes of one pipeline; *others* are those of the pipelines before it."""
     _known(document, path, pipeline, _PIPELINE_KEYS)
     _refuse_settings(document, path, pipeline)
     if "nodes" not in pipeline:
         raise document.invalid(path, "nodes is missing")
     raw = _nodes(document, (*path, "nodes"), pipeline["nodes"])
     found: dict[str, RawNode] = {}
+    full_names: dict[str, str] = {}
     for name, value in raw.items():
         here: Path = (*path, "nodes", name)
         inside = mapping(document, here, value, f"node {name}")
@@ -241,12 +261,23 @@ def _later(document: Document, top: Mapping[str, Any]) -> dict[str, RawNode]:
             reason = "type must be a word" if "type" in inside else "type is missing"
             raise document.invalid((*here, "type"), reason)
         plugin = _found(document, (*here, "type"), "type", inside["type"])
-        found[name] = _node(document, name, here, inside, plugin)
+        if name in others and (plugin.kind == "exporter" or plugin.is_store):
+            what = "an exporter is that of its position" if plugin.kind == "exporter" else "a buffer is in its metrics"
+            reason = f"{others[name].pipeline} has a node {name}, too: rename one, because the name of {what}"
+            raise document.invalid(here, reason)
+        full_names[name] = f"{label}-{name}" if name in others else name
+        node = _node(document, full_names[name], here, inside, plugin)
+        local_name = name if name in others else ""
+        found[node.name] = replace(node, pipeline=label, local_name=local_name)
+    if len(found) < len(raw) or found.keys() & others.keys():
+        raise document.invalid(
+            path, f"a node of another pipeline has the name that a node of {label} would get; rename it"
+        )
     for source, destination, edge in _connections(document, (*path, "connections"), pipeline.get("connections")):
-        if not isinstance(source, str) or source not in found:
-            reason = f"there is no node named {source}{nearest(str(source), found)}"
+        if not isinstance(source, str) or source not in full_names:
+            reason = f"there is no node named {source}{nearest(str(source), full_names)}"
             raise document.invalid((*edge.path[: len(path) + 2], "from"), reason)
-        _add_edge(document, found[source].edges, destination, edge, found)
+        _add_edge(document, found[full_names[source]].edges, destination, edge, full_names)
     return found
 
 
@@ -259,24 +290,29 @@ def _refuse_settings(document: Document, path: Path, raw: Mapping[str, Any]) -> 
         raise document.invalid((*path, "settings", first), reason)
 
 
-def _only_pipeline(document: Document, top: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+def _pipelines(document: Document, top: Mapping[str, Any]) -> list[tuple[str, Path, dict[str, Any]]]:
+    """Return name, place and content of each pipeline. The name has that of its group if another group has it, too."""
     if "groups" in top and "pipeline_groups" in top:
         raise document.invalid(("pipeline_groups",), "pipeline_groups is the older name of groups; keep one of them")
     key = "pipeline_groups" if "pipeline_groups" in top else "groups"
-    found: list[tuple[Path, Any]] = []
+    found: list[tuple[str, str, Any]] = []
     for group, value in mapping(document, (key,), top.get(key), key).items():
         here: Path = (key, group)
         inside = mapping(document, here, value, f"group {group}")
         _known(document, here, inside, ("pipelines",))
         pipelines = mapping(document, (*here, "pipelines"), inside.get("pipelines"), "pipelines")
-        found += [((*here, "pipelines", name), pipeline) for name, pipeline in pipelines.items()]
+        found += [(group, name, pipeline) for name, pipeline in pipelines.items()]
     if not found:
         raise document.invalid((key,), "there is no pipeline")
-    if len(found) > 1:
-        names = " and ".join(str(path[-1]) for path, _ in found[:2])
-        raise document.invalid(found[1][0], f"a file has one pipeline, here are {names}; write a file for each")
-    path, pipeline = found[0]
-    return path, mapping(document, path, pipeline, f"pipeline {path[-1]}")
+    groups_of = Counter(name for _, name, _ in found)
+    return [
+        (
+            name if groups_of[name] == 1 else f"{group}-{name}",
+            (key, group, "pipelines", name),
+            mapping(document, (key, group, "pipelines", name), pipeline, f"pipeline {name}"),
+        )
+        for group, name, pipeline in found
+    ]
 
 
 def _connections(document: Document, path: Path, value: Any) -> Iterator[tuple[Any, Any, Edge]]:
