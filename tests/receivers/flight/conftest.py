@@ -38,7 +38,7 @@ def serve(store, opened, observer, tmp_path):
         receiver = FlightReceiver(
             stores, FlightSettings(**{"listening_addr": "127.0.0.1:0", **settings}), observer=observer
         )
-        start.port = opened.enter_context(receiver).port
+        start.receiver, start.port = receiver, opened.enter_context(receiver).port
         return opened.enter_context(fl.connect(f"grpc://127.0.0.1:{start.port}"))
 
     return start

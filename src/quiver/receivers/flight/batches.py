@@ -19,7 +19,7 @@ from quiver.primitives.packing import padding
 from quiver.primitives.scan import Damage
 from quiver.receivers.flight.messages import Descriptor, FlightData, encode_flight_data
 
-__all__ = ["BatchDecoder", "BatchEncoder", "BatchLimits", "Parts", "slices_of"]
+__all__ = ["BatchDecoder", "BatchEncoder", "BatchLimits", "Parts", "decode_ipc_stream", "slices_of"]
 
 Parts = list[bytes | memoryview]
 """A message in parts, to be sent one after the other."""
@@ -28,6 +28,7 @@ _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 _PREFIX = struct.Struct("<II")
 _CONTINUATION = 0xFFFFFFFF
 _ALIGNMENT = 8
+_END = _PREFIX.pack(_CONTINUATION, 0)
 _MARK = _CONTINUATION.to_bytes(4, "little")
 
 
@@ -141,6 +142,25 @@ class BatchDecoder:
         batch: pa.RecordBatch = self._reader.read_next_batch()
         batch.validate(full=True)
         return batch
+
+
+def decode_ipc_stream(data: bytes, limits: BatchLimits) -> pa.RecordBatch | Damage:
+    """Return the only batch of a complete Arrow IPC stream, fully validated."""
+    try:
+        found = parse_messages(data.removesuffix(_END))
+        kinds = [one.kind for one in found]
+        if kinds != [SCHEMA, *(DICTIONARY,) * (len(kinds) - 2), RECORD_BATCH]:
+            return Damage(0, "not an Arrow IPC stream with one batch")
+        inflated = sum(one.bytes_inflated for one in found)
+        if inflated > limits.inflated_bytes_max:
+            return Damage(0, f"{inflated} bytes decompressed; {limits.inflated_bytes_max} are allowed")
+        batch = pa.ipc.open_stream(pa.py_buffer(data), options=_READ_OPTIONS).read_next_batch()
+        batch.validate(full=True)
+    except ConversionError as refusal:
+        return Damage(0, str(refusal))
+    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, StopIteration) as error:
+        return Damage(0, f"Arrow refuses it: {str(error)[:300] or type(error).__name__}")
+    return batch
 
 
 class _Sink:

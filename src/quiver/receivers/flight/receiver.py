@@ -8,40 +8,44 @@ message before it is read, and on clients that neither read nor send.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 from quiver.errors import QuiverError
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.scan import Damage
-from quiver.receivers.flight.batches import Parts
+from quiver.primitives.budget import ByteBudget
+from quiver.receivers.flight.batches import BatchLimits, Parts
 from quiver.receivers.flight.command import command_of
+from quiver.receivers.flight.conversation import Conversation, valid
 from quiver.receivers.flight.messages import (
     SERVICE,
     Descriptor,
+    decode_action,
     decode_bytes,
     decode_descriptor,
+    encode_action_type,
     encode_bytes,
     encode_flight_info,
 )
+from quiver.receivers.flight.putting import StorePut
 from quiver.receivers.flight.reading import messages_of, next_messages
 from quiver.receivers.flight.settings import FlightSettings
 from quiver.receivers.flight.sources import Offer, ServedStore, ServedStores
 from quiver.receivers.flight.status import FlightRefusedError, StatusCode, status_of
+from quiver.receivers.flight.streams import acknowledge_puts, deliver
+from quiver.receivers.flight.subscribing import StoreSubscription
+from quiver.receivers.group_sync import GroupSync
 from quiver.receivers.grpc_server.call import Call, CallClosedError
 from quiver.receivers.grpc_server.server import GrpcServer, Method
-from quiver.receivers.inflate import inflate
-from quiver.receivers.places import Place, Places, address_of_peer, network_of
+from quiver.receivers.places import Places, address_of_peer, network_of
 from quiver.receivers.port import PortReceiver
 from quiver.receivers.security import server_context
-from quiver.receivers.zstd_frames import inflate_zstd
 
 __all__ = ["FlightReceiver"]
 
-_T = TypeVar("_T")
-_Serve = Callable[[Call, Place], Awaitable[None]]
+_Serve = Callable[[Conversation], Awaitable[None]]
+_MAINTAIN = "maintain"
 
 
 class FlightReceiver(PortReceiver):
@@ -70,8 +74,21 @@ class FlightReceiver(PortReceiver):
         super().__init__("flight", self.settings, observer or InMemoryObserver())
         tls = self.settings.security.tls
         self._context = None if tls is None else server_context(tls, self._observer, protocols=["h2"])
-        self._places = Places(self.settings.streams_max)
+        limits = self.settings
+        self._places = Places(limits.streams_max)
+        self._limits = BatchLimits(limits.inflated_bytes_max, limits.dictionaries_bytes_max)
+        self._budget = ByteBudget("Flight batches being stored", limits.storing_bytes_max)
+        # Threads that wait for a full store, or for new data, must not keep others from reading.
+        self._storing = ThreadPoolExecutor(limits.workers, thread_name_prefix="quiver-flight-storing")
+        self._waiting = ThreadPoolExecutor(limits.streams_max, thread_name_prefix="quiver-flight-waiting")
+        self._syncs: dict[str, GroupSync] = {}
         self._server: GrpcServer | None = None
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Refuse new calls immediately, and give current ones *grace_s* seconds. Idempotent."""
+        super().stop(grace_s)
+        self._storing.shutdown(wait=True)
+        self._waiting.shutdown(wait=True)
 
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
 
@@ -86,14 +103,19 @@ class FlightReceiver(PortReceiver):
             await server.stop(grace_s)
 
     def _methods(self) -> dict[str, Method]:
+        handlers: dict[str, _Serve] = {
+            "ListFlights": self._list_flights,
+            "GetFlightInfo": self._get_flight_info,
+            "GetSchema": self._get_schema,
+            "DoGet": self._do_get,
+            "DoPut": self._do_put,
+            "DoExchange": self._do_exchange,
+            "DoAction": self._do_action,
+            "ListActions": self._list_actions,
+        }
         return {
-            name: Method(partial(self._guarded, name, serve))
-            for name, serve in {
-                "ListFlights": self._list_flights,
-                "GetFlightInfo": self._get_flight_info,
-                "GetSchema": self._get_schema,
-                "DoGet": self._do_get,
-            }.items()
+            name: Method(partial(self._guarded, name, serve), is_watch=name == "DoExchange")
+            for name, serve in handlers.items()
         }
 
     async def _guarded(self, name: str, serve: _Serve, call: Call) -> None:
@@ -109,7 +131,7 @@ class FlightReceiver(PortReceiver):
                     )
                 if place is None or self.is_stopping:
                     raise FlightRefusedError(StatusCode.UNAVAILABLE, "busy or shutting down; call again later")
-                await serve(call, place)
+                await serve(Conversation(call, place, self.settings, self.pool))
             except TimeoutError:
                 code, reason = StatusCode.DEADLINE_EXCEEDED, "the client neither reads nor sends"
             except CallClosedError:
@@ -126,80 +148,56 @@ class FlightReceiver(PortReceiver):
             return True
         return self._authenticator.check(value for key, value in call.invocation_metadata() if key == "authorization")
 
-    @asynccontextmanager
-    async def _waiting(self, place: Place) -> AsyncIterator[None]:
-        """Wait for the client inside: not longer than `stream_idle_s`, and not while others need the place."""
-        async with asyncio.timeout(self.settings.stream_idle_s) as timer:
-            with place.waiting(timer):
-                yield
-
-    async def _read(self, call: Call, place: Place) -> bytes | None:
-        """Return the next message of the client, decompressed; None at the end."""
-        async with self._waiting(place):
-            message = await call.read()
-        if message is None or call.message_encoding == "identity":
-            return message
-        size_max = self.settings.max_request_bytes
-        open_message = inflate if call.message_encoding == "gzip" else inflate_zstd
-        inflated = await self._run(partial(open_message, message, size_max=size_max))
-        if inflated is None:
-            raise FlightRefusedError(
-                StatusCode.INVALID_ARGUMENT, f"the message is too large: the limit is {size_max} bytes"
-            )
-        return _valid(inflated)
-
-    async def _request(self, call: Call, place: Place) -> bytes:
-        """Return the only message of a call."""
-        message = await self._read(call, place)
-        if message is None:
-            raise FlightRefusedError(StatusCode.INVALID_ARGUMENT, "the call has no request")
-        return message
-
-    async def _run(self, work: Callable[[], _T]) -> _T:
-        """Return the result of *work*, which runs in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
-
-    async def _send(self, call: Call, place: Place, messages: Sequence[Parts]) -> None:
-        for parts in messages:
-            async with self._waiting(place):
-                await call.write(*parts)
-
     # ── discovery ────────────────────────────────────────────────────────────────────────────────────
 
-    async def _list_flights(self, call: Call, place: Place) -> None:
-        if _valid(decode_bytes(await self._request(call, place))):
+    async def _list_flights(self, talk: Conversation) -> None:
+        if valid(decode_bytes(await talk.request())):
             raise FlightRefusedError(StatusCode.INVALID_ARGUMENT, "ListFlights takes no expression here")
         offers = (offer for store in self.stores for offer in store.offers())
-        while (offer := await self._run(partial(_next_offer, offers))) is not None:
-            await self._send(call, place, [[_info(offer)]])
+        while (offer := await talk.run(partial(_next_offer, offers))) is not None:
+            await talk.send([[_info(offer)]])
 
-    async def _get_flight_info(self, call: Call, place: Place) -> None:
-        descriptor = _valid(decode_descriptor(await self._request(call, place)))
-        offer = await self._run(partial(self._offer, descriptor))
-        await self._send(call, place, [[_info(offer)]])
+    async def _get_flight_info(self, talk: Conversation) -> None:
+        descriptor = valid(decode_descriptor(await talk.request()))
+        offer = await talk.run(partial(self._offer, descriptor))
+        await talk.send([[_info(offer)]])
 
-    async def _get_schema(self, call: Call, place: Place) -> None:
-        descriptor = _valid(decode_descriptor(await self._request(call, place)))
-        offer = await self._run(partial(self._offer, descriptor))
-        await self._send(call, place, [[encode_bytes(offer.schema.serialize().to_pybytes())]])
+    async def _get_schema(self, talk: Conversation) -> None:
+        descriptor = valid(decode_descriptor(await talk.request()))
+        offer = await talk.run(partial(self._offer, descriptor))
+        await talk.send([[encode_bytes(offer.schema.serialize().to_pybytes())]])
 
     def _offer(self, descriptor: Descriptor) -> Offer:
         command = command_of(descriptor)
         store = self.stores.named(command)
         return Offer(descriptor, command.ticket(store.name), store.scan(command).schema)
 
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────────
+    async def _list_actions(self, talk: Conversation) -> None:
+        await talk.request()
+        purpose = "write the progress of all subscribers of a store, and delete what they have finished"
+        await talk.send([[encode_action_type(_MAINTAIN, purpose)]])
 
-    async def _do_get(self, call: Call, place: Place) -> None:
-        ticket = _valid(decode_bytes(await self._request(call, place)))
+    async def _do_action(self, talk: Conversation) -> None:
+        kind, body = valid(decode_action(await talk.request()))
+        if kind != _MAINTAIN:
+            raise FlightRefusedError(StatusCode.UNIMPLEMENTED, f"no action {kind[:64]!r} here; there is {_MAINTAIN}")
+        command = command_of(body or b"{}")
+        command.only(_MAINTAIN)
+        await talk.run(self.stores.named(command).writable().maintain)
+        await talk.send([[encode_bytes(b"{}")]])
+
+    # ── streams ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _do_get(self, talk: Conversation) -> None:
+        ticket = valid(decode_bytes(await talk.request()))
         size = self.settings.message_bytes
-        messages = await self._run(partial(self._scan, ticket))
-        upcoming = asyncio.ensure_future(self._run(partial(next_messages, messages, size)))
+        messages = await talk.run(partial(self._scan, ticket))
+        upcoming = asyncio.ensure_future(talk.run(partial(next_messages, messages, size)))
         try:
             while sent := await upcoming:
                 # The next messages are prepared while these are sent.
-                upcoming = asyncio.ensure_future(self._run(partial(next_messages, messages, size)))
-                await self._send(call, place, sent)
+                upcoming = asyncio.ensure_future(talk.run(partial(next_messages, messages, size)))
+                await talk.send(sent)
         finally:
             upcoming.cancel()
 
@@ -208,17 +206,22 @@ class FlightReceiver(PortReceiver):
         scan = self.stores.named(command).scan(command)
         return messages_of(scan.schema, scan, self.settings.message_bytes)
 
+    async def _do_put(self, talk: Conversation) -> None:
+        first = await talk.first()
+        command = command_of(first.descriptor or Descriptor())
+        served = self.stores.named(command)
+        put = StorePut(served, command, self._limits, self._budget, self.settings.capacity_wait_s)
+        syncs = self._syncs.setdefault(served.name, GroupSync(served.writable().sync, self.pool))
+        durable = syncs.wait if self.settings.ack == "synced" else None
+        await acknowledge_puts(talk, put, first, durable, self._storing)
 
-def _valid(decoded: _T | Damage) -> _T:
-    """
-    Return *decoded*.
-
-    Raises:
-        FlightRefusedError: it is damaged.
-    """
-    if isinstance(decoded, Damage):
-        raise FlightRefusedError(StatusCode.INVALID_ARGUMENT, decoded.reason)
-    return decoded
+    async def _do_exchange(self, talk: Conversation) -> None:
+        first = await talk.first()
+        command = command_of(first.descriptor or Descriptor())
+        served = self.stores.named(command)
+        subscription = await talk.run(partial(StoreSubscription, served, command, self.settings.message_bytes))
+        follow = command.follow is not False
+        await deliver(talk, subscription, self._waiting, in_flight=command.in_flight, follow=follow)
 
 
 def _next_offer(offers: Iterator[Offer]) -> Offer | None:

@@ -30,10 +30,11 @@ class FlightSettings:
         message_bytes: batches for clients are divided into messages of about this size. Clients in Go refuse messages
             above 4 MiB by default.
         receiving_bytes_max: the total size of large messages while they arrive.
+        storing_bytes_max: the total size of batches that are being stored; further ones wait.
         streams_max: the maximum number of open streams; further clients must retry later.
         requests_waiting_max: four times the maximum number of calls of one connection.
         batches_in_flight_max: the maximum number of unanswered batches of a stream, after which reading pauses.
-        capacity_wait_s: how long a batch waits for space in a full store before its stream ends.
+        capacity_wait_s: how long a batch waits for memory, and for space in a full store, before its stream ends.
         stream_idle_s: a stream whose client neither reads nor sends for this time is ended. A subscription that waits
             for new data is not.
         workers: threads that read and store.
@@ -54,6 +55,7 @@ class FlightSettings:
     dictionaries_bytes_max: int = 64 * MIB
     message_bytes: int = MIB
     receiving_bytes_max: int = 256 * MIB
+    storing_bytes_max: int = 256 * MIB
     streams_max: int = 64
     requests_waiting_max: int = 256
     batches_in_flight_max: int = 16
@@ -70,8 +72,8 @@ class FlightSettings:
         require_numbers(self)
         check_exposure(split_address(self.listening_addr)[0], self.security)
         counts = (
-            "max_request_bytes", "dictionaries_bytes_max", "message_bytes", "streams_max", "requests_waiting_max",
-            "batches_in_flight_max", "workers", "connections_max",
+            "max_request_bytes", "dictionaries_bytes_max", "message_bytes", "storing_bytes_max", "streams_max",
+            "requests_waiting_max", "batches_in_flight_max", "workers", "connections_max",
         )  # fmt: skip
         for name in counts:
             if getattr(self, name) < 1:

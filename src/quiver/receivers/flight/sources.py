@@ -1,4 +1,4 @@
-"""What a Flight server offers: stores by name. It opens nothing for writing itself."""
+"""The stores that a Flight server offers, by name. It opens nothing for writing itself."""
 
 from __future__ import annotations
 
