@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,13 +74,16 @@ def weed_binary() -> str | None:
     return str(beside) if beside.exists() else shutil.which("weed")
 
 
-def start_weed(binary: str, folder: Path, server: S3Server, ports: dict[str, int]) -> subprocess.Popen[bytes]:
-    """Run SeaweedFS over *folder*, ready for requests."""
+def start_weed(
+    binary: str, folder: Path, server: S3Server, ports: dict[str, int], flags: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """Run SeaweedFS over *folder*, with more *flags*, ready for requests."""
     command = [
         binary, "-logtostderr=true", "mini", f"-dir={folder}",
         "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}",
         "-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false",
         *(f"-{flag}={port}" for flag, port in ports.items()),
+        *flags,
     ]  # fmt: skip
     keys = {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
     log = folder / "weed.log"

@@ -74,6 +74,18 @@ def test_pipeline_of_the_routing_page_is_valid(tmp_path):
     assert {name: route.signals for name, route in read_pipeline(path, [], {}).routes.items()} == by_port
 
 
+def test_pipelines_of_the_tables_page_are_valid(tmp_path):
+    """Each file of the page is accepted, and says where its tables are."""
+    from quiver.pipeline.processes.child import read_pipeline
+
+    found = []
+    for source in blocks("docs/howto/tables.md", "yaml"):
+        path = tmp_path / "pipeline.yaml"
+        path.write_text(source)
+        found += [config.destination for _, config in read_pipeline(path, [], {}).exporters]
+    assert [text.partition(" below ")[0] for text in found] == ["Delta tables", "Iceberg tables"]
+
+
 def test_options_of_the_howto_exist():
     """Every option that the Spark page names is known to the source."""
     table = (ROOT / "docs/howto/spark.md").read_text().partition("## Options")[2].partition("## Worth")[0]

@@ -35,6 +35,8 @@ CONFIGS = {
     "urn:quiver:quiver:exporter": {"path": "other"},
     "urn:quiver:topic:exporter": {"topics": "topics", "topic": "a/b"},
     "urn:quiver:questdb:exporter": {"conf": "ws::addr=127.0.0.1:9;sf_dir=sf;"},
+    "urn:quiver:delta:exporter": {"path": "delta"},
+    "urn:quiver:iceberg:exporter": {"path": "iceberg"},
 }
 """The smallest config of each exporter."""
 

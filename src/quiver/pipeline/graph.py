@@ -24,6 +24,7 @@ from quiver.pipeline.config.exporter import (
     QueryExporterConfig,
     QuiverExporterConfig,
     SparkExporterConfig,
+    TableFormatConfig,
     is_given,
 )
 from quiver.pipeline.config.flow import BufferPlan, plan_buffers
@@ -319,7 +320,7 @@ def _check_local(document: Document, raw: RawNode, node: Node) -> None:
     for key in ("path", "store", "topics"):
         directory = getattr(node.config, key, None)
         if isinstance(directory, str) and "://" in directory and not isinstance(node.config, SparkExporterConfig):
-            if isinstance(node.config, ParquetExporterConfig):
+            if isinstance(node.config, ParquetExporterConfig | TableFormatConfig):
                 continue  # its settings refuse other addresses than those of buckets
             are_files = isinstance(node.config, FileExporterConfig)
             hint = "; urn:quiver:spark:exporter writes wherever Spark can" if are_files else ""

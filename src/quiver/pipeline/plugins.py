@@ -19,7 +19,9 @@ from quiver.errors import SettingsError
 from quiver.pipeline.config.base import Config
 from quiver.pipeline.config.exporter import (
     ConsoleExporterConfig,
+    DeltaExporterConfig,
     FileExporterConfig,
+    IcebergExporterConfig,
     OtapExporterConfig,
     OtlpExporterConfig,
     ParquetExporterConfig,
@@ -161,6 +163,8 @@ PLUGINS = {
         Plugin("urn:quiver:quiver:exporter", "exporter", QuiverExporterConfig),
         Plugin("urn:quiver:topic:exporter", "exporter", TopicExporterConfig),
         Plugin("urn:quiver:questdb:exporter", "exporter", QuestdbExporterConfig),
+        Plugin("urn:quiver:delta:exporter", "exporter", DeltaExporterConfig),
+        Plugin("urn:quiver:iceberg:exporter", "exporter", IcebergExporterConfig),
     )
 }
 

@@ -14,6 +14,7 @@ module                   purpose
 `exporters/`             exporters that run as Spark queries
 `processors/`            functions from a frame to a frame, and the treatment of bundles that they fail on
 `questdb/`               the format `questdb`, and the exporter to QuestDB
+`table_formats/`         exporters to Delta and Iceberg tables
 `store/`                 the format `quiver`: a store as a Spark source and sink
 `topics/`                the format `quiver-topic`: topics as a Spark source and sink, and the exporter to a topic
 `log_source.py`          the shell of every format that reads: data source, batch reader, streaming reader

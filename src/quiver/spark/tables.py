@@ -8,7 +8,7 @@ which signals it has, and the last bundle of each store.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from quiver.store.segment.cast import cast_to_schema, coalesce
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["Descriptors", "column_named", "tables_of"]
+__all__ = ["Descriptors", "ViewInput", "column_named", "tables_of", "view_inputs"]
 
 _log = logging.getLogger("quiver")
 
@@ -112,7 +112,49 @@ def tables_of(
         fail_on_data_loss: False skips missing or damaged bundles, with a warning.
         skip_undecodable: skip requests that cannot be decoded, with a warning.
     """
-    tables = {}
+    inputs = view_inputs(
+        spark,
+        descriptors,
+        also=also,
+        only=only,
+        fail_on_data_loss=fail_on_data_loss,
+        skip_undecodable=skip_undecodable,
+    )
+    return {view: one.frame for view, one in inputs.items()}
+
+
+@dataclass(frozen=True)
+class ViewInput:
+    """
+    A view of the bundles of a batch that is not decoded yet.
+
+    Attributes:
+        descriptors: a row per bundle.
+        decode: applied in a task, turns descriptors into rows; can be pickled.
+        schema: the columns of the rows.
+    """
+
+    descriptors: DataFrame
+    decode: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    schema: pa.Schema
+
+    @property
+    def frame(self) -> DataFrame:
+        """The rows."""
+        return self.descriptors.mapInArrow(self.decode, from_arrow_schema(self.schema))
+
+
+def view_inputs(
+    spark: SparkSession,
+    descriptors: Descriptors,
+    *,
+    also: Collection[str] = (),
+    only: Collection[str] | None = None,
+    fail_on_data_loss: bool = True,
+    skip_undecodable: bool = False,
+) -> dict[str, ViewInput]:
+    """Return the views that `tables_of` returns as frames, for a task that decodes them itself."""
+    inputs = {}
     for view in VIEWS:
         if only is not None and view not in only:
             continue
@@ -120,10 +162,8 @@ def tables_of(
         if not found.num_rows and view not in also:
             continue
         frame = spark.createDataFrame(found.select(["path", "segment", "index"]))
-        tables[view] = frame.mapInArrow(
-            _ViewTask(view, fail_on_data_loss, skip_undecodable), from_arrow_schema(view_schema(view))
-        )
-    return tables
+        inputs[view] = ViewInput(frame, _ViewTask(view, fail_on_data_loss, skip_undecodable), view_schema(view))
+    return inputs
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,19 @@ BOUNDS = ("retry.max_attempts", "retry.max_elapsed")
 QUERY = {key: value for key, value in RETRY.items() if key not in BOUNDS} | {"trigger": "9s", "checkpoint": "notes"}
 """The interval of a query, and the directory of its checkpoint."""
 
+TABLES = {
+    "path": "s3://bucket/other",
+    "options": {"region": "eu-west-1"},
+    "compression": "none",
+    "partition_by": ["day(time)"],
+    "schema_changes": "refuse",
+    "maintenance_interval": "1h",
+    "target_file_size": ("64MiB", {"maintenance_interval": "1h"}),
+    "retention": ("2d", {"maintenance_interval": "1h"}),
+    "records": "s3://bucket/records",
+}
+"""Keys of an exporter to a table format."""
+
 LISTENER = {
     "listening_addr": "127.0.0.1:5",
     "protocols.grpc.listening_addr": ("127.0.0.1:5", {"listening_addr": None}),
@@ -140,6 +153,8 @@ BASE = {
     "urn:quiver:quiver:exporter": {"path": "other"},
     "urn:quiver:topic:exporter": {"topics": "topics", "topic": "a/b"},
     "urn:quiver:questdb:exporter": {"conf": "ws::addr=127.0.0.1:9;sf_dir=sf;"},
+    "urn:quiver:delta:exporter": {"path": "s3://bucket/lake"},
+    "urn:quiver:iceberg:exporter": {"path": "s3://bucket/lake", "catalog": "https://catalog"},
     "urn:quiver:topic:receiver": {"topics": "topics", "topic": "a/b"},
     "urn:quiver:store:receiver": {"store": "theirs"},
 }
@@ -234,6 +249,10 @@ CHANGES = {
         "symbols": ["name"],
         "at": "last",
     },
+    "urn:quiver:delta:exporter": QUERY | TABLES,
+    "urn:quiver:iceberg:exporter": QUERY
+    | TABLES
+    | {"catalog": "https://other", "catalog_options": {"warehouse": "w"}, "namespace": "otel.prod"},
     "urn:quiver:topic:receiver": TOPIC
     | {"subscription": "other", "start": "latest", "signal": "logs", "poll_interval": "9s"},
     "urn:quiver:store:receiver": {

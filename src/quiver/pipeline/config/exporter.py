@@ -6,7 +6,7 @@ Spark process.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,12 +25,15 @@ from quiver.spark.exporters.settings import (
 )
 from quiver.spark.lake.settings import ParquetTables
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
+from quiver.spark.table_formats.settings import DeltaSettings, IcebergSettings
 
 __all__ = [
     "ConsoleExporterConfig",
     "DeadLettersConfig",
+    "DeltaExporterConfig",
     "ExporterConfig",
     "FileExporterConfig",
+    "IcebergExporterConfig",
     "OtapExporterConfig",
     "OtlpExporterConfig",
     "ParquetExporterConfig",
@@ -39,6 +42,7 @@ __all__ = [
     "QuiverExporterConfig",
     "RetryConfig",
     "SparkExporterConfig",
+    "TableFormatConfig",
     "is_given",
 ]
 
@@ -430,3 +434,59 @@ class QuestdbExporterConfig(SettingsConfig, QueryExporterConfig):
     def destination(self) -> str:
         """The addresses of QuestDB, without credentials."""
         return f"QuestDB at {', '.join(self.settings().addresses)}"
+
+
+class TableFormatConfig(SettingsConfig, QueryExporterConfig):
+    """The base of exporters to table formats. Their settings check that `path` is a directory or a bucket."""
+
+    @property
+    def sends(self) -> str:
+        """The interval between batches and that of maintenance, human-readable."""
+        interval_s = self.settings().maintenance_interval_s
+        maintenance = "no maintenance" if interval_s is None else f"maintenance every {duration_words(interval_s)}"
+        return f"{super().sends}; {maintenance}"
+
+
+_TABLE_KEYS = (
+    "path",
+    "options",
+    "compression",
+    "partition_by",
+    "schema_changes",
+    "maintenance_interval_s",
+    "retention_s",
+    "records",
+)
+
+
+@settings_keys(DeltaSettings, *_TABLE_KEYS, target_file_size="target_file_size_bytes", types={"options": Texts})
+class DeltaExporterConfig(TableFormatConfig):
+    """`urn:quiver:delta:exporter`: one Delta table per signal. The keys are the fields of `DeltaSettings`."""
+
+    settings_type: ClassVar[type[Any]] = DeltaSettings
+
+    @property
+    def destination(self) -> str:
+        """The location of the tables, without credentials."""
+        return f"Delta tables below {self.settings().location}"
+
+
+@settings_keys(
+    IcebergSettings,
+    *_TABLE_KEYS,
+    "catalog",
+    "catalog_options",
+    "namespace",
+    target_file_size="target_file_size_bytes",
+    types={"options": Texts, "catalog_options": Texts},
+)
+class IcebergExporterConfig(TableFormatConfig):
+    """`urn:quiver:iceberg:exporter`: one Iceberg table per signal. The keys are the fields of `IcebergSettings`."""
+
+    settings_type: ClassVar[type[Any]] = IcebergSettings
+
+    @property
+    def destination(self) -> str:
+        """The location of the tables and the kind of their catalog, without credentials."""
+        settings = self.settings()
+        return f"Iceberg tables below {settings.location}, in a catalog of kind {settings.catalog_kind}"

@@ -10,6 +10,7 @@ EXTRAS = {
     "pyspark": "spark", "pandas": "spark", "numpy": "spark", "py4j": "spark",
     "packaging": "spark",
     "websockets": "qwp", "obstore": "objects", "httpx": "etcd", "ptars": "otlp",
+    "deltalake": "delta", "pyiceberg": "iceberg", "sqlalchemy": "iceberg",
     "prometheus_client": "metrics", "opentelemetry.exporter.otlp": "dev", "opentelemetry.sdk": "otel",
     "opentelemetry": "metrics",
 }  # fmt: skip

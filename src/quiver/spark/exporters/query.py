@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.exporters.settings import SparkExporterSettings
-from quiver.spark.exporters.table_exporter import BatchOf, TableExporter
+from quiver.spark.exporters.table_exporter import BatchOf, TableExporter, ViewExporter
 from quiver.spark.exporters.tables import ParquetTables, exporter_of
 from quiver.spark.processors.bad_bundle_filter import ExportBatch
 from quiver.spark.processors.chain import Step, process
 from quiver.spark.processors.settings import SqlSettings
-from quiver.spark.tables import Descriptors, tables_of
+from quiver.spark.tables import Descriptors, tables_of, view_inputs
 from quiver.store.reading.segments import store_identities
 
 if TYPE_CHECKING:
@@ -71,12 +71,14 @@ class TableBatches:
         views: AbstractSet[str] | None = None,
     ) -> None:
         self._stats = stats
-        self._views = views
         self._store_path = str(Path(store_path).absolute())
         self._exporter = exporter
         self._chain = tuple(chain)
-        self._fail = fail_on_data_loss
-        self._skip_undecodable = not fail_on_data_loss if skip_undecodable is None else skip_undecodable
+        self._reading: dict[str, Any] = {
+            "only": views,
+            "fail_on_data_loss": fail_on_data_loss,
+            "skip_undecodable": not fail_on_data_loss if skip_undecodable is None else skip_undecodable,
+        }
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """
@@ -108,10 +110,14 @@ class TableBatches:
         if not descriptors.table.num_rows:
             return
         which = BatchOf(query, batch_id, stores, descriptors.through(identities))
-        self._deliver(self._processed(batch.sparkSession, descriptors), which)
+        self._deliver(batch.sparkSession, descriptors, which)
 
-    def _deliver(self, tables: dict[str, DataFrame], which: BatchOf) -> None:
-        exported = self._exporter.export(tables, which)
+    def _deliver(self, spark: SparkSession, descriptors: Descriptors, which: BatchOf) -> None:
+        if not self._chain and isinstance(self._exporter, ViewExporter):
+            # Rows that no processor needs never enter the JVM.
+            exported = self._exporter.export_views(view_inputs(spark, descriptors, **self._reading), which)
+        else:
+            exported = self._exporter.export(self._processed(spark, descriptors), which)
         if self._stats is not None:
             self._stats.delivered(exported.rows, exported.size_bytes)
 
@@ -123,14 +129,7 @@ class TableBatches:
         joined = [step.reads for step in self._chain if isinstance(step, SqlSettings) and len(step.reads) > 1]
         there = views | descriptors.views if joined else views
         also = frozenset(views).union(*(reads for reads in joined if not there.isdisjoint(reads)))
-        tables = tables_of(
-            spark,
-            descriptors,
-            also=also,
-            only=self._views,
-            fail_on_data_loss=self._fail,
-            skip_undecodable=self._skip_undecodable,
-        )
+        tables = tables_of(spark, descriptors, also=also, **self._reading)
         empty = {name: tables[name] for name in also & tables.keys() - descriptors.views} if also else {}
         processed = process(tables, self._chain)
         return {name: frame for name, frame in processed.items() if empty.get(name) is not frame}
@@ -164,7 +163,7 @@ class TableBatches:
         """
         which = BatchOf(name, 0, tuple(store_identities(REAL_FILES, self._store_path).values()))
         if not self._exporter.has(which):
-            self._deliver(self._processed(spark, Descriptors(bundle)), which)
+            self._deliver(spark, Descriptors(bundle), which)
 
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return those of *names* under which a bundle was exported individually."""

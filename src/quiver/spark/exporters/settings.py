@@ -19,6 +19,7 @@ from typing import Literal, get_args
 
 from quiver.errors import SettingsError
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
+from quiver.spark.table_formats.settings import DeltaSettings, IcebergSettings
 from quiver.spark.topics.export_settings import TopicSinkSettings
 
 __all__ = [
@@ -201,5 +202,12 @@ class QuiverSinkSettings:
 
 
 SparkExporterSettings = (
-    ConsoleSettings | FileSettings | SparkSinkSettings | QuiverSinkSettings | TopicSinkSettings | QuestdbSinkSettings
+    ConsoleSettings
+    | FileSettings
+    | SparkSinkSettings
+    | QuiverSinkSettings
+    | TopicSinkSettings
+    | QuestdbSinkSettings
+    | DeltaSettings
+    | IcebergSettings
 )

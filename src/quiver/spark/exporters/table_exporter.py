@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from quiver.bundle import BundleRef
 from quiver.spark.exporters.exported import ExportedAmount
@@ -13,7 +13,9 @@ from quiver.spark.exporters.exported import ExportedAmount
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BatchOf", "TableExporter", "Tables"]
+    from quiver.spark.tables import ViewInput
+
+__all__ = ["BatchOf", "TableExporter", "Tables", "ViewExporter"]
 
 
 Tables = Mapping[str, "DataFrame"]
@@ -51,3 +53,11 @@ class TableExporter(Protocol):
 
     def export(self, tables: Tables, batch: BatchOf) -> ExportedAmount:
         """Export the tables of *batch* to their destination, and return the exported amount."""
+
+
+@runtime_checkable
+class ViewExporter(Protocol):
+    """An exporter of tables whose tasks can decode the views that they write."""
+
+    def export_views(self, views: Mapping[str, ViewInput], batch: BatchOf) -> ExportedAmount:
+        """Export the views of *batch*, which no processor changes, and return the exported amount."""

@@ -9,6 +9,7 @@ Each takes all tables of a batch in one call, and reports whether it already has
 `ParquetTables`       nothing: see `spark/lake/`
 `QuiverExporter`      nothing: a store takes a batch once, see `store/staged_import.py`
 `TopicExporter`       nothing: topics take a batch once, see `spark/topics/export.py`
+`TableFormatExporter` nothing: tables take a batch once, see `spark/table_formats/export.py`
 `FormatExporter`      depends on the format and the placeholders in its options: `{query}`, `{batch}`
 ====================  ==================================================================================
 """
@@ -20,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -57,6 +59,9 @@ from quiver.spark.store.sink_stage import (
     stage_here,
     task_place,
 )
+from quiver.spark.table_formats.export import TableFormatExporter
+from quiver.spark.table_formats.place import TablePlace
+from quiver.spark.table_formats.settings import DeltaSettings, IcebergSettings
 from quiver.spark.tables import column_named
 from quiver.spark.topics.export import TopicExporter
 from quiver.spark.topics.export_settings import TopicSinkSettings
@@ -347,6 +352,16 @@ class _FileTask:
                 writer.write(json_of_rows(batch.slice(start, _REQUEST_ROWS_MAX), self.table) + b"\n")
 
 
+def _table_format_exporter(settings: DeltaSettings | IcebergSettings, subscriber: str) -> TableExporter:
+    # Imported by name: only users of a format need its extra.
+    if isinstance(settings, DeltaSettings):
+        tables = import_module("quiver.spark.table_formats.delta").DeltaTables
+    else:
+        tables = import_module("quiver.spark.table_formats.iceberg").IcebergTables
+    place = TablePlace(settings.location, settings.records_location)
+    return TableFormatExporter(tables(settings, place), place, subscriber=subscriber, settings=settings)
+
+
 def _lines(frame: DataFrame) -> DataFrame:
     """Return one column, `line`: each row as JSON."""
     return frame.select(F.to_json(F.struct(*map(column_named, frame.columns)), _TIMES).alias("line"))
@@ -374,6 +389,8 @@ _MAKERS: Mapping[type[Any], Callable[[Any, str], TableExporter]] = {
     TopicSinkSettings: lambda settings, _: TopicExporter(settings),
     QuestdbSinkSettings: lambda settings, _: QuestdbExporter(settings),
     FileSettings: lambda settings, subscriber: FileExporter(settings, subscriber=subscriber),
+    DeltaSettings: _table_format_exporter,
+    IcebergSettings: _table_format_exporter,
     ParquetTables: lambda settings, subscriber: ParquetTableExporter(settings, subscriber=subscriber),
 }
 """Settings type → function that makes the exporter, for a subscriber."""

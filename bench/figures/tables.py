@@ -1,0 +1,138 @@
+"""Rows per second into Delta and Iceberg tables next to pyarrow alone, and the latency of a thousand commits."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from quiver.otap import decode_groups, view_schema
+from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.spark.exporters.output_files import synced_bytes
+from quiver.spark.table_formats.batch_record import BatchRecord, DataFile
+from quiver.spark.table_formats.data_files import WriteTask, data_file
+from quiver.spark.table_formats.delta import DeltaTables
+from quiver.spark.table_formats.export import TableFormat
+from quiver.spark.table_formats.iceberg import IcebergTables
+from quiver.spark.table_formats.place import TablePlace
+from quiver.spark.table_formats.settings import DeltaSettings, IcebergSettings
+from report import BenchParser, Quick, Report, Result, machine, ratios, run_rounds
+from telemetry import log_request
+
+REQUESTS = 64
+"""Each of 1,000 records: a batch of 64,000 rows, about what a pipeline exports in a second."""
+BATCHES = 4
+BARE = "pyarrow alone"
+
+
+class Tables:
+    """The exporter's steps in one process, without Spark: files, record, commit."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        settings = (DeltaSettings if kind == "Delta" else IcebergSettings)(path=str(directory))
+        self.place = TablePlace(settings.location)
+        self.records = self.place.records()
+        self.tables: TableFormat = (DeltaTables if kind == "Delta" else IcebergTables)(settings, self.place)
+        self.next_batch = 0
+
+    def write(self, rows: list[pa.RecordBatch]) -> tuple[DataFile, ...]:
+        layout = self.tables.prepare("logs", rows[0].schema)
+        folder = f"logs/{layout.folder}"
+        self.place.prepare(folder)
+        task = WriteTask(
+            place=self.place, table="logs", folder=layout.folder, prefix=f"{secrets.token_hex(4)}-",
+            schema=layout.schema, partitions=layout.partitions, omitted=layout.omitted, compression="zstd",
+        )  # fmt: skip
+        found = tuple(data_file(row) for result in task(rows) for row in result.to_pylist())
+        self.place.sync_folder(folder.rstrip("/"))
+        return found
+
+    def commit(self, files: tuple[DataFile, ...]) -> float:
+        record = BatchRecord("query", self.next_batch, "exporter", {}, files)
+        self.next_batch += 1
+        started = perf_counter()
+        self.tables.commit("logs", self.records.put(record))
+        return perf_counter() - started
+
+
+def rows_of_requests() -> list[pa.RecordBatch]:
+    requests = [log_request(seed) for seed in range(REQUESTS)]
+    return [group.batch.cast(view_schema("logs")) for group in decode_groups(requests, "logs")]
+
+
+def bare(rows: list[pa.RecordBatch], batches: int) -> Callable[[Path], float]:
+    def run(directory: Path) -> float:
+        started = perf_counter()
+        for number in range(batches):
+            path = f"{directory}/{number}.parquet"
+            with pq.ParquetWriter(path, rows[0].schema, compression="zstd") as writer:
+                writer.write_table(pa.Table.from_batches(rows))
+            synced_bytes(path)
+            REAL_FILES.sync_dir(str(directory))
+        return batches * sum(one.num_rows for one in rows) / (perf_counter() - started)
+
+    return run
+
+
+def exported(kind: str, rows: list[pa.RecordBatch], batches: int) -> Callable[[Path], float]:
+    def run(directory: Path) -> float:
+        tables = Tables(kind, directory)
+        tables.tables.prepare("logs", rows[0].schema)
+        started = perf_counter()
+        for _ in range(batches):
+            tables.commit(tables.write(rows))
+        return batches * sum(one.num_rows for one in rows) / (perf_counter() - started)
+
+    return run
+
+
+def commits(kind: str, directory: Path, rows: list[pa.RecordBatch], count: int) -> str:
+    tables = Tables(kind, directory)
+    took = [tables.commit(tables.write([rows[0].slice(number, 1)])) * 1000 for number in range(count)]
+    fifth = max(count // 5, 1)
+    first, last = statistics.median(took[:fifth]), statistics.median(took[-fifth:])
+    fifths = f"p50 of the first fifth {first:.1f} ms, of the last {last:.1f} ms"
+    return f"{kind}, {count:,} commits: {fifths}; worst {max(took):.0f} ms."
+
+
+def line_of(name: str, result: Result, floor: Result) -> str:
+    median, low, high = ratios(result, floor)
+    aim = "" if name == BARE else "0.80"
+    return f"| {name} | {median:.2f} | {low:.2f} to {high:.2f} | {result.median:,.0f} | {aim} |"
+
+
+def main() -> None:
+    parser = BenchParser(__doc__, quick=Quick(share=50))
+    parser.add_argument("--commits", type=int, default=1_000)
+    options = parser.options()
+    rows = rows_of_requests()
+    batches = max(BATCHES // options.share, 1)
+    contenders = {
+        BARE: bare(rows, batches),
+        **{f"{kind} exporter": exported(kind, rows, batches) for kind in ("Delta", "Iceberg")},
+    }
+    report = Report(
+        "tables",
+        f"Measured by `bench/figures/tables.py` ({machine()}; {options.rounds} rounds of {batches} batches of "
+        f"{sum(one.num_rows for one in rows):,} log records). The exporter's steps in one process, without Spark: data "
+        "file, record of the batch and commit, all synced. A ratio is to the rows per second of pyarrow in that round.",
+        "contender", "ratio to pyarrow", "lowest to highest", "rows/s (median)", "aim",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="bench-tables-", dir=Path.cwd()) as scratch:
+        found = run_rounds(contenders, rounds=options.rounds, scratch=Path(scratch))
+        report.add(line_of(name, result, found[BARE]) for name, result in found.items())
+        count = max(options.commits // options.share, 5)
+        report.add([""])
+        for kind in ("Delta", "Iceberg"):
+            report.add([commits(kind, Path(scratch) / f"commits-{kind}", rows, count)])
+    report.finish(options.write)
+
+
+if __name__ == "__main__":
+    main()
