@@ -17,7 +17,8 @@ def test_decode_shows_objects_and_columns(tmp_path):
 def test_receive_shows_every_receiver_in_both_figures(tmp_path):
     """Including the Collector, if it was built."""
     text = run("receive.py", tmp_path / "page.md")
-    expected = ["pass-through", "convert_to_arrow", "OTAP"]
+    names = ["pass-through", "convert_to_arrow", "OTAP", "gzip", "ten records"]
+    expected = [*names, *(f"{name}, grpcio" for name in names if name != "convert_to_arrow")]
     if COLLECTOR.exists():
         expected += ["Collector, fsync", "Collector, no fsync"]
     assert column(text, 2) == expected * 2
