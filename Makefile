@@ -27,7 +27,7 @@ SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 TWIN_INPUTS ?= 500
 
-.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-sealed test-spark test-cluster test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
+.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -122,6 +122,19 @@ fuzz: $(READY) $(KERNEL) ## a million broken inputs for each decoder of the wire
 
 test-cluster: $(READY) ## a Spark cluster of one master and two workers on loopback, and Spark Connect
 	$(BIN)/python -m pytest -m cluster
+
+test-kafka: $(READY) build/kafka/.ready build/spark-4.0/.ready ## Kafka as a destination and a source, on a real broker (needs mvn)
+	$(BIN)/python -m pytest -m kafka -o faulthandler_timeout=0
+
+build/kafka/.ready: tests/kafka_build/broker.xml tests/kafka_build/connector.xml
+	mvn --quiet --batch-mode -f tests/kafka_build/broker.xml dependency:copy-dependencies -DincludeScope=runtime \
+		-DoutputDirectory=$(CURDIR)/build/kafka/broker
+	mvn --quiet --batch-mode -f tests/kafka_build/connector.xml dependency:copy-dependencies -DincludeScope=runtime \
+		-DoutputDirectory=$(CURDIR)/build/kafka/connector
+	@touch $@
+
+test-delta-jars: build/spark-4.2/.ready $(KERNEL) ## Delta tables with Delta's own writer for Spark, on PySpark 4.2 (fetches its jars)
+	build/spark-4.2/bin/python -m pytest -m delta_jars -o faulthandler_timeout=0
 
 test-spark: $(SPARK_VENV)/.ready $(KERNEL) ## the Spark tests on one version of PySpark (SPARK=4.2; 4.0, 4.1, 4.2 or 4.3)
 	$(SPARK_VENV)/bin/python -m pytest -n 1 --dist loadgroup --spark $(PYTEST_ARGS)
