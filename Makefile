@@ -27,7 +27,7 @@ SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 TWIN_INPUTS ?= 500
 
-.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-etcd test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
+.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-etcd test-flight test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -119,6 +119,14 @@ test-otap: $(READY) rival-otap ## OTAP to and from the Rust crates, as messages 
 fuzz: $(READY) $(KERNEL) ## a million broken inputs for each decoder of the wire (FUZZ_INPUTS=10000 for fewer)
 	$(BIN)/python -m pytest -m slow tests/otap/test_decoder_fuzz.py tests/receivers/test_receiver_fuzz.py \
 		tests/kernel/test_twins.py --fuzz-inputs $(FUZZ_INPUTS) -o faulthandler_timeout=0
+
+test-flight: $(READY) build/bin/flight-client ## a client of Arrow Flight in Go against our server (needs Go)
+	$(BIN)/python -m pytest -m flight_go
+
+build/bin/flight-client: tests/receivers/flight/go_client/main.go tests/receivers/flight/go_client/go.mod
+	mkdir -p build/bin build/flight
+	cp tests/receivers/flight/go_client/* build/flight/
+	cd build/flight && go mod tidy && CGO_ENABLED=0 go build -o ../bin/flight-client .
 
 test-cluster: $(READY) ## a Spark cluster of one master and two workers on loopback, and Spark Connect
 	$(BIN)/python -m pytest -m cluster

@@ -123,7 +123,8 @@ NAMED_BY_A_DOCUMENT = ("aof/manager.py",)
 _UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|NotImplemented" r"Error)\b")
 _MACHINE_PATH = re.compile(r"(?<![\w.:])/(?:wo" r"rk|fa" r"rm|ro" r"ot|ho" r"me/\w+|tmp/te" r"am)/")
 _HOSTS = re.compile(
-    r"py" r"pi\.org|python" r"hosted\.org|crates" r"\.io|maven" r"\.org|golang" r"\.org"
+    r"py" r"pi\.org|python" r"hosted\.org|crates" r"\.io|maven" r"\.org"
+    r"|(?<!google\.)golang" r"\.org"  # a module of Google is no host
     r"|npmjs" r"\.(?:org|com)|debian" r"\.org"
 )  # fmt: skip
 _TICKET = re.compile(r"\b[Ii]ss" r"ue #?\d+\b")
