@@ -28,6 +28,7 @@ from quiver.spark.processors.bad_bundle_filter import BadBundleFilter
 from quiver.spark.processors.settings import SqlSettings
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
 from quiver.spark.spark_features import EXPORTERS
+from quiver.spark.table_formats.settings import DeltaSettings, IcebergSettings
 from quiver.spark.topics.export_settings import TopicSinkSettings
 
 pytestmark = pytest.mark.spark
@@ -46,6 +47,8 @@ def settings_of(kind, root):
         TopicSinkSettings: TopicSinkSettings(f"{root}/topics", "a/b"),
         FileSettings: FileSettings(f"{root}/files"),
         ParquetTables: ParquetTables(f"{root}/lake"),
+        DeltaSettings: DeltaSettings(path=f"{root}/delta"),
+        IcebergSettings: IcebergSettings(path=f"{root}/iceberg"),
     }[kind]
 
 
