@@ -8,6 +8,7 @@ from ports import free_ports
 from quiver.spark.table_formats.iceberg import IcebergTables
 from quiver.spark.table_formats.settings import IcebergSettings
 from s3_server import prepare_weed, start_weed, stop, wait_for
+from waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("s3_server")]
 
@@ -25,6 +26,8 @@ def rest_catalog(tmp_path_factory):
     try:
         catalog = f"http://127.0.0.1:{port}"
         wait_for(f"{catalog}/v1/config", process, folder / "weed.log")
+        log = folder / "weed.log"  # it responds before it has the bucket
+        wait_until(lambda: f"table bucket {WAREHOUSE}" in log.read_text(), describe=log.read_text)
         # A bucket for tables accepts nothing else.
         records = str(tmp_path_factory.mktemp("records"))
         login = {
