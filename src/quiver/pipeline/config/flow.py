@@ -63,7 +63,7 @@ class BufferPlan:
         routes: the routes out of it.
         pipeline: the name of its pipeline if the file has several; empty otherwise.
         suffix: for an implicit buffer, the end of the name of its directory. It does not depend on other pipelines of
-            the file: another directory would leave data behind.
+            the file: data would stay in the previous directory otherwise.
     """
 
     name: str

@@ -54,7 +54,7 @@ def column_statistics(metadata: pq.FileMetaData) -> Mapping[str, ColumnStatistic
             column = row_group.column(number)
             name = column.path_in_schema
             if "." in name:
-                continue  # nested; also a column with a dot in its name, which cannot be told apart
+                continue  # nested; also a column with a dot in its name, which looks the same
             statistics = column.statistics
             if statistics is None or not statistics.has_null_count:
                 unknown.add(name)

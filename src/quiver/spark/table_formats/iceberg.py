@@ -181,7 +181,7 @@ class IcebergTables:
         root = f"{iceberg.location().rstrip('/')}/"
         named = {path.removeprefix(root) for path in named_files(iceberg)}
         if not all(path.startswith(root) for path in (iceberg.metadata_location, *current_files(iceberg))):
-            return  # files of other places: what is not needed cannot be told by its name
+            return  # files of other places: their names do not show whether they are needed
         before_ns = now_ns - round(limits.retention_s * 1e9)
         for folder in (DATA_DIR, METADATA_DIR):
             unnamed = [
