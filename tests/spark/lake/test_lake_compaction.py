@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 
 import pyarrow as pa
@@ -45,10 +46,13 @@ def lake(count=4, clock=None):
     return objects, clock
 
 
+@functools.cache
+def values_of(data):
+    return tuple(pq.read_table(io.BytesIO(data))[0].to_pylist())
+
+
 def rows_of(objects, keys):
-    return sorted(
-        value for key in keys for value in pq.read_table(io.BytesIO(objects.get(key, size_max=1 << 20)))[0].to_pylist()
-    )
+    return sorted(value for key in keys for value in values_of(bytes(objects.get(key, size_max=1 << 20))))
 
 
 def listed(objects):

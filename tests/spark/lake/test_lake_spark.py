@@ -98,6 +98,8 @@ CUTS = {
     "after the record": "quiver.spark.lake.object_commit.ObjectCommitter._publish",
     "before the parts are removed": "quiver.spark.lake.object_commit.staged_batch_of",
 }
+SLOW_CUTS = {"before the record", "before the parts are removed"}
+"""`test_lake_object_commit.py` has all cuts without Spark."""
 
 
 class DriverCrash(Exception):
@@ -105,7 +107,7 @@ class DriverCrash(Exception):
 
 
 @needs(EXPORTERS)
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", [pytest.param(cut, marks=[pytest.mark.slow] * (cut in SLOW_CUTS)) for cut in CUTS])
 def test_a_crash_of_the_driver_during_a_commit_duplicates_nothing(spark, store, tmp_path, monkeypatch, cut):
     """The next run finishes the batch or writes it again."""
 

@@ -29,7 +29,7 @@ STEPS = ("prepare", "_written", "put", "commit")
 """Tables and columns; data files; the record of the batch; the commit to each table."""
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_crash_between_two_steps_repeats_and_loses_nothing(spark, store, lake, monkeypatch, name, when):
     """At each call of each step; the batch is repeated until it is complete, with and without its checkpoint."""

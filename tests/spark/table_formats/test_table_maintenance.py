@@ -12,7 +12,7 @@ from quiver.spark.table_formats.place import TablePlace
 from quiver.spark.table_formats.settings import MaintenanceLimits
 from quiver.testing.clock import ManualClock
 
-BATCHES = 10
+BATCHES = 8
 HOUR_S = 3600.0
 LIMITS = MaintenanceLimits(target_bytes=1 << 20, retention_s=HOUR_S)
 
