@@ -1,6 +1,6 @@
 /*
- * `os.pwritev`, but small writes keep the GIL: a write into the page cache takes a microsecond, and to get the GIL back
- * from a busy thread up to 5 ms. The twin is `os.pwritev`.
+ * `os.pwritev`, but writes of less than 4 KiB keep the GIL: they take a microsecond, and to get the GIL back from a busy
+ * thread up to 5 ms. A larger write is time in which another thread can run. The twin is `os.pwritev`.
  */
 #define _DEFAULT_SOURCE /* pwritev */
 #include "kernel.h"
@@ -10,12 +10,13 @@
 #include <sys/uio.h>
 
 #define FEW_PARTS 8 /* their buffers need no allocation */
+#define WRITE_GIL_BYTES_MIN 4096 /* with 64 KiB, as for copies, the thread that seals came too late */
 
 static ssize_t write_parts(int fd, const struct iovec *parts, int count, off_t offset, size_t total) {
     for (;;) {
         ssize_t written;
         int failure;
-        if (total < GIL_BYTES_MIN) {
+        if (total < WRITE_GIL_BYTES_MIN) {
             written = pwritev(fd, parts, count, offset);
         } else {
             Py_BEGIN_ALLOW_THREADS
