@@ -11,7 +11,9 @@ from quiver.cli.main import build_app
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "operate.md").read_text(encoding="utf-8")
 TYPED = sorted(set(re.findall(r"^\$ quiver (.+?)(?:\s+#.*)?$", PAGE, re.MULTILINE)))
 APP = typer.main.get_command(build_app())
-HAVE_PAGES_OF_THEIR_OWN = {"run", "demo", "dead-letters", "topic", "aof", "qwp", "sf", "lake", "serve", "spark"}
+HAVE_PAGES_OF_THEIR_OWN = {
+    "run", "demo", "dead-letters", "topic", "aof", "qwp", "sf", "lake", "serve", "spark", "fleet",
+}  # fmt: skip
 
 
 def options_of(name):

@@ -79,6 +79,7 @@ def _add_commands(app: typer.Typer) -> None:
         version,
     )
     from quiver.cli.aof import commands as aof  # noqa: PLC0415
+    from quiver.cli.fleet import commands as fleet  # noqa: PLC0415
     from quiver.cli.flight import serve  # noqa: PLC0415
     from quiver.cli.lake import commands as lake  # noqa: PLC0415
     from quiver.cli.qwp import commands as qwp  # noqa: PLC0415
@@ -107,6 +108,7 @@ def _add_commands(app: typer.Typer) -> None:
     app.add_typer(topic.build_topic_app(), name="topic")
     app.add_typer(aof.build_aof_app(), name="aof")
     app.add_typer(qwp.build_qwp_app(), name="qwp")
+    app.add_typer(fleet.build_fleet_app(), name="fleet")
     app.add_typer(lake.build_lake_app(), name="lake")
     app.add_typer(spark.build_spark_app(), name="spark")
     app.add_typer(qwp.build_former_app(), name="sf", hidden=True)

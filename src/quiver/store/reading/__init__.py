@@ -9,6 +9,7 @@ module                  purpose
 `directory.py`          one store's directory, with the damage found in it
 `log_tail.py`           bundles in the log that no segment contains yet
 `recent.py`             bundles that were ingested recently
+`fleet/`                a fleet as its bucket shows it: nodes, lag, checks
 `query/`                queries: the rows of a slot or a view as a table; reads only segments in the range
 `digests.py`            times and schemas of each segment, so that a query can skip it
 `segments.py`           the sealed segments, listed for a streaming query
