@@ -53,7 +53,7 @@ def build_app() -> typer.Typer:
         name="quiver",
         help="A durable, Arrow-native buffer for telemetry and streams, with its pipeline on Apache Spark.",
         no_args_is_help=True,
-        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )

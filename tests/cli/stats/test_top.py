@@ -161,6 +161,12 @@ def test_a_pipeline_that_is_starting_can_be_watched(call, tmp_path):
     assert "not yet" in found["problem"]
 
 
+def test_json_in_a_pipe_ends(served, call):
+    """Like the tables: one update without a terminal, so that `quiver top --json | jq` returns."""
+    directory, address = served[:2]
+    assert len(call("top", directory, "--endpoint", address, "--json").output.splitlines()) == 1
+
+
 def test_top_works_from_within_the_store_directory(served, call, monkeypatch):
     """It finds logs and state next to the directory, for any spelling of the path."""
     directory, address = served

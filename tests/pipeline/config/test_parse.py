@@ -4,6 +4,7 @@ import pytest
 
 from quiver.errors import PipelineError
 from quiver.pipeline.config.parse import DOCUMENT_BYTES_MAX, load_document, nearest
+from quiver.pipeline.config.placeholders import FILE_BYTES_MAX
 
 
 def load(text, **values):
@@ -135,3 +136,40 @@ def test_the_nearest_name_is_suggested():
     """One similar name, or a list of all."""
     assert nearest("persistance", ["persistence", "x"]) == "; did you mean persistence?"
     assert nearest("zzz", ["b", "a"]) == "; known are a, b"
+
+
+def test_a_placeholder_may_name_a_file(tmp_path):
+    """Its text, without the line end that an editor adds; nothing in it is replaced or parsed as structure."""
+    token = tmp_path / "token"
+    token.write_text("s3cret: ${HOME}\n")
+
+    document = load(f'a: "${{file:{token}}}"\nb: Bearer ${{file:{token}}}\n', HOME="/root")
+    assert document.value == {"a": "s3cret: ${HOME}", "b": "Bearer s3cret: ${HOME}"}
+    assert document.placeholders == frozenset()
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    """Missing, a directory, too large, or not text: with the line of the placeholder."""
+    (tmp_path / "large").write_bytes(b"x" * (FILE_BYTES_MAX + 1))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name, reason in (
+        ("none", "cannot be read: No such file or directory"),
+        (".", "cannot be read: Is a directory"),
+        ("large", f"is larger than {FILE_BYTES_MAX} bytes"),
+        ("binary", "is not UTF-8 text"),
+    ):
+        place = f"${{file:{tmp_path}/{name}}}"
+        assert refused(f'a: 1\nb: "{place}"\n') == (2, f"{place} {reason}")
+
+
+@pytest.mark.parametrize("text", ["${vault:secret/token}", "${my-token}", "${}", "${NAME", "${file:}", "${env:}"])
+def test_an_unknown_placeholder_is_refused(text):
+    """Otherwise it would be the value: a bearer token, a path, an address."""
+    line, reason = refused(f'a: 1\nb: "Bearer {text}"\n', NAME="x")
+    assert line == 2
+    assert reason.startswith(f"{text} is not a placeholder; write ${{NAME}}, ${{env:NAME}} or ${{file:/path}}")
+
+
+def test_a_second_dollar_sign_makes_it_text():
+    """Of any form, known or not."""
+    assert load('a: "$${NAME} $${word:x} $5 ${NAME}"\n', NAME="v").value == {"a": "${NAME} ${word:x} $5 v"}

@@ -40,7 +40,7 @@ def top(
     Watch a running pipeline: processes, rates, lag, retries, disk, and the last errors.
 
     Only reads the metrics port and the directory. With --json, each update is one line. Without a terminal, there is
-    one update.
+    one update, or as many as --looks.
     """
     import threading  # noqa: PLC0415 - for this alone
 
@@ -62,7 +62,7 @@ def top(
     notes = sibling_directory(directory, "run") if run_dir is None else run_dir
     if not directory.exists() and not notes.exists():
         raise UsageError(f"neither {directory} nor {notes} exists; give the directory of a pipeline's store")
-    if looks is None and not as_json and not sys.stdout.isatty():
+    if looks is None and not sys.stdout.isatty():
         looks = 1
     never = threading.Condition()
     before = None

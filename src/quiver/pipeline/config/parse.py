@@ -4,9 +4,8 @@ Parse YAML into plain values whose line numbers are known.
 Supports only what a pipeline needs: mappings with string keys, lists, scalars. Duplicate keys, files that expand too
 far, and placeholders without a value are refused, each with its line.
 
-Placeholders are part of a scalar: `{{name}}` and `${NAME}` (or `${env:NAME}`), with a default `{{name:-default}}` and
-`${NAME:-default}`; `$${NAME}` is the text `${NAME}`. Values are inserted after the YAML is parsed, so a value can never
-change the structure of the file, and inserted text is not expanded again.
+Placeholders (`placeholders`) are part of a scalar. Values are inserted after the YAML is parsed, so a value can never
+change the structure of the file.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 import yaml
 
 from quiver.errors import PipelineError
+from quiver.pipeline.config.placeholders import Placeholders
 
 __all__ = ["DOCUMENT_BYTES_MAX", "Document", "Path", "load_document", "nearest"]
 
@@ -29,11 +29,6 @@ DEPTH_MAX = 32
 
 Path = tuple[str | int, ...]
 """Keys and list indexes from the top of the document to a value."""
-
-_PLACEHOLDER = re.compile(
-    r"\{\{\s*(?P<name>[A-Za-z_][A-Za-z0-9_.-]*?)\s*(?::-(?P<default>.*?))?\}\}"
-    r"|(?P<literal>\$)?\$\{(?:env:)?(?P<variable>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<otherwise>[^}]*))?\}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +81,13 @@ def load_document(text: str, *, source: str, values: Mapping[str, str]) -> Docum
         root = loader.get_single_node()
         if root is None:
             raise PipelineError(source, 1, "the file is empty; a pipeline has `nodes:`")
-        reading = _Reading(source, loader, values)
+        reading = _Reading(source, loader, Placeholders(values))
         value = reading.read(root, ())
     except yaml.YAMLError as error:
         raise _syntax_error(source, text, error) from error
     except RecursionError as error:
         raise PipelineError(source, 1, "the file is nested deeper than any pipeline") from error
-    return Document(source, value, frozenset(reading.placeholders), reading.lines)
+    return Document(source, value, frozenset(reading.placeholders.names), reading.lines)
 
 
 def _syntax_error(source: str, text: str, error: yaml.YAMLError) -> PipelineError:
@@ -110,12 +105,11 @@ def _syntax_error(source: str, text: str, error: yaml.YAMLError) -> PipelineErro
 class _Reading:
     """One walk over the node tree. Aliases are expanded, bounded in depth and number."""
 
-    def __init__(self, source: str, loader: yaml.SafeLoader, values: Mapping[str, str]) -> None:
+    def __init__(self, source: str, loader: yaml.SafeLoader, placeholders: Placeholders) -> None:
         self.source = source
         self.loader = loader
-        self.values = values
+        self.placeholders = placeholders
         self.lines: dict[Path, int] = {}
-        self.placeholders: set[str] = set()
         self.count = 0
 
     def read(self, node: yaml.Node, path: Path) -> Any:
@@ -145,7 +139,10 @@ class _Reading:
         if not isinstance(node, yaml.ScalarNode):
             raise self._invalid(node, "not a value, a list or a mapping")
         text = str(node.value)
-        filled = _PLACEHOLDER.sub(lambda match: self._fill(match, node), text)
+        try:
+            filled = self.placeholders.fill(text)
+        except ValueError as error:
+            raise self._invalid(node, str(error)) from error
         if filled == text:
             return self._constructed(node)
         if node.style is not None and "\0" not in filled:
@@ -165,20 +162,6 @@ class _Reading:
         except (ValueError, LookupError, AttributeError) as error:  # PyYAML, for a text that does not match its tag
             kind = str(node.tag).rpartition(":")[2]
             raise self._invalid(node, f"not valid YAML: not a valid {kind}; write quotes around a string") from error
-
-    def _fill(self, match: re.Match[str], node: yaml.Node) -> str:
-        if match["literal"]:
-            return match[0][1:]
-        name: str = match["name"] or match["variable"]
-        default: str | None = match["default"] if match["name"] else match["otherwise"]
-        self.placeholders.add(name)
-        value = self.values.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            reason = f"{match[0]} has no value; give --set {name}=… or set the environment variable"
-            raise self._invalid(node, reason)
-        return value
 
     def _invalid(self, node: yaml.Node, reason: str) -> PipelineError:
         return PipelineError(self.source, node.start_mark.line + 1, reason)
