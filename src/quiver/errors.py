@@ -42,6 +42,8 @@ A torn tail is not corruption: recovery truncates and counts it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quiver.lazy_names import warn_renamed
 
 __all__ = [
@@ -180,13 +182,14 @@ class BundleTooLargeError(InvalidBundleError):
 
 
 class PipelineError(UsageError):
-    """The pipeline file is invalid: `path`, `line` and what to write instead."""
+    """The pipeline file is invalid: `path`, `line`, what to write instead, and the `others` of its errors."""
 
-    def __init__(self, path: str, line: int, reason: str) -> None:
-        super().__init__(f"{path}:{line}: {reason}")
+    def __init__(self, path: str, line: int, reason: str, others: Sequence[PipelineError] = ()) -> None:
+        super().__init__("\n".join([f"{path}:{line}: {reason}", *map(str, others)]))
         self.path = path
         self.line = line
         self.reason = reason
+        self.others = tuple(others)
 
 
 class UnknownSubscriberError(UsageError):

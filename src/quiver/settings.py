@@ -369,13 +369,7 @@ class Settings:
         """
         values: dict[str, Any] = {}
         for key, value in _flatten(mapping):
-            entry = _KEYS.get(key)
-            if entry is None:
-                near = difflib.get_close_matches(key, _KEYS, n=1)
-                hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(_KEYS))}"
-                raise SettingsError(f"unknown setting {key}{hint}")
-            name, parse = entry
-            parsed = parse(value, key)
+            name, parsed = _parsed(key, value)
             if values.setdefault(name, parsed) != parsed:
                 raise SettingsError(f"{key} contradicts another key for the same: {parsed} and {values[name]}")
         if values.get("durability") == "segment_only":
@@ -389,6 +383,28 @@ class Settings:
             "segment.max_open_duration has no effect in a fleet: set cold.fleet.seal, and leave it out",
         )
         return cls(**values)
+
+    @classmethod
+    def errors_in(cls, mapping: Mapping[str, Any]) -> list[SettingsError]:
+        """Return the error of each key of *mapping* that is unknown or has a bad value; `from_mapping` raises one."""
+        found = []
+        for key, value in _flatten(mapping):
+            try:
+                _parsed(key, value)
+            except SettingsError as error:
+                found.append(error)
+        return found
+
+
+def _parsed(key: str, value: Any) -> tuple[str, Any]:
+    """Return the field that *key* sets, and its value."""
+    entry = _KEYS.get(key)
+    if entry is None:
+        near = difflib.get_close_matches(key, _KEYS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(_KEYS))}"
+        raise SettingsError(f"unknown setting {key}{hint}")
+    name, parse = entry
+    return name, parse(value, key)
 
 
 def _require(condition: bool, message: str) -> None:  # noqa: FBT001

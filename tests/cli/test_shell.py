@@ -38,11 +38,18 @@ def test_capital_v_is_the_version(call):
 
 def test_bash_completes_commands_and_options(quiver_on_path):
     """With the script that `quiver --show-completion` prints, as an interactive bash calls it."""
-    script = 'eval "$(_QUIVER_COMPLETE=source_bash quiver)"; COMP_WORDS=(%s); COMP_CWORD=%d; _quiver_completion quiver; echo "${COMPREPLY[@]}"'
-
-    assert run(quiver_on_path, "bash", "-c", script % ("quiver sna", 1)) == "snapshot\n"
-    assert run(quiver_on_path, "bash", "-c", script % ("quiver run --mer", 2)) == "--mermaid\n"
-    assert run(quiver_on_path, "bash", "-c", script % ("quiver topic subsc", 2)) == "subscriptions\n"
+    script = """
+        eval "$(_QUIVER_COMPLETE=source_bash quiver)"
+        COMP_WORDS=($1) COMP_CWORD=$2
+        _quiver_completion quiver
+        echo "${COMPREPLY[@]}"
+    """
+    for line, word, completed in (
+        ("quiver sna", "1", "snapshot"),
+        ("quiver run --mer", "2", "--mermaid"),
+        ("quiver topic subsc", "2", "subscriptions"),
+    ):
+        assert run(quiver_on_path, "bash", "-c", script, "bash", line, word) == f"{completed}\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -29,7 +29,7 @@ from quiver.pipeline.config.exporter import (
 )
 from quiver.pipeline.config.flow import BufferPlan, plan_buffers
 from quiver.pipeline.config.limits import DiskConfig, MemoryConfig
-from quiver.pipeline.config.parse import Document, Path, load_document, nearest
+from quiver.pipeline.config.parse import Document, Path, Problems, load_document, nearest
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver import ReceiverConfig
 from quiver.pipeline.config.route_signals import Signals, route_signals
@@ -93,72 +93,97 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     Parse and validate *text*; return the pipeline and the names of its placeholders.
 
     Raises:
-        PipelineError: the first error, with its line and a suggestion.
+        PipelineError: all errors, each with its line and a suggestion. Relations between nodes are checked only when
+            each node is valid on its own.
     """
     document = load_document(text, source=source, values=values)
-    raw = read_nodes(document)
-    _check_acyclic(document, raw)
-    plans = plan_buffers(document, raw)
-    _check_fed(document, raw)
-    nodes = _nodes(document, raw, plans)
-    metrics = _optional_section(document, "metrics", MetricsConfig)
-    memory = _optional_section(document, "memory", MemoryConfig)
-    if memory is not None and all(plan.kind != "memory" for plan in plans):
-        raise document.invalid(("memory",), "memory has no effect: the persistence node holds what waits")
-    disk = _optional_section(document, "disk", DiskConfig)
-    if disk is not None and all(plan.kind == "memory" for plan in plans):
-        raise document.invalid(("disk",), "disk has no effect: nothing is kept on the disk; write memory.size_cap")
+    problems = Problems()
+    raw = read_nodes(document, problems)
+    plans = [] if problems else _plans(document, raw, problems)
+    nodes = _nodes(document, raw, plans, problems)
+    metrics = _optional_section(document, "metrics", MetricsConfig, problems)
+    memory = _optional_section(document, "memory", MemoryConfig, problems)
+    disk = _optional_section(document, "disk", DiskConfig, problems)
+    spark = _optional_section(document, "spark", SparkConfig, problems) or SparkConfig()
+    log_level, cores = _log_level(document, problems), _cores(document, problems)
+    problems.raise_found()
+    _check_limits(document, plans, problems)
+    problems.raise_found()
     signals = route_signals(document, raw, plans, nodes)
     if disk is not None:
         nodes = {name: _under_budget(node) for name, node in nodes.items()}
     buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig(), signals) for plan in plans)
     paths = {buffer.name: buffer.config.path or f"{buffer.name}/" for buffer in buffers}
     buffers = tuple(lead_into(buffer, paths) for buffer in buffers)
-    spark = _optional_section(document, "spark", SparkConfig) or SparkConfig()
-    log_level, cores = _log_level(document), _cores(document)
     pipeline = Pipeline(source, nodes, buffers, metrics, log_level, disk, cores, text, spark.settings())
-    if "spark" in document.value and not pipeline.queries:
-        raise document.invalid(("spark",), "spark has no effect: no node runs on Spark; leave it out")
-    _check_addresses(document, raw, nodes, metrics)
-    _check_positions(document, raw, nodes)
-    _check_directories(document, raw, pipeline)
-    _check_bounds(document, raw, pipeline)
-    _check_tiers(document, raw, pipeline)
-    check_tables(document, raw, pipeline)
-    problem = too_small(pipeline)
-    if problem is not None:
-        raise document.invalid(("disk", "size_cap"), problem)
-    if pipeline.cores is not None:
-        try:
-            check_cores(pipeline, pipeline.cores)
-        except UsageError as error:
-            raise document.invalid(("cores",), str(error)) from error
+    _check_together(document, raw, pipeline, problems)
+    problems.raise_found()
     return pipeline, document.placeholders
 
 
-def _optional_section(document: Document, key: str, model: Any) -> Any:
+def _plans(document: Document, raw: Mapping[str, RawNode], problems: Problems) -> list[BufferPlan]:
+    with problems:
+        _check_acyclic(document, raw)
+        plans = plan_buffers(document, raw)
+        _check_fed(document, raw)
+        return plans
+    return []
+
+
+def _check_limits(document: Document, plans: list[BufferPlan], problems: Problems) -> None:
+    kinds = {plan.kind for plan in plans}
+    if "memory" in document.value and "memory" not in kinds:
+        reason = "memory has no effect: the persistence node holds what waits"
+        problems.add(document.invalid(("memory",), reason))
+    if "disk" in document.value and kinds == {"memory"}:
+        reason = "disk has no effect: nothing is kept on the disk; write memory.size_cap"
+        problems.add(document.invalid(("disk",), reason))
+
+
+def _check_together(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline, problems: Problems) -> None:
+    """Check what no two nodes may share, and what would have no effect."""
+    if "spark" in document.value and not pipeline.queries:
+        problems.add(document.invalid(("spark",), "spark has no effect: no node runs on Spark; leave it out"))
+    _check_addresses(document, raw, pipeline, problems)
+    _check_positions(document, raw, pipeline, problems)
+    _check_directories(document, raw, pipeline, problems)
+    _check_bounds(document, raw, pipeline, problems)
+    _check_tiers(document, raw, pipeline, problems)
+    with problems:
+        check_tables(document, raw, pipeline)
+    problem = too_small(pipeline)
+    if problem is not None:
+        problems.add(document.invalid(("disk", "size_cap"), problem))
+    elif pipeline.cores is not None:
+        try:
+            check_cores(pipeline, pipeline.cores)
+        except UsageError as error:
+            problems.add(document.invalid(("cores",), str(error)))
+
+
+def _optional_section(document: Document, key: str, model: Any, problems: Problems) -> Any:
     top = document.value
-    if key not in top:
-        return None
-    return checked(model, document, (key,), mapping(document, (key,), top[key], key))
+    if key in top:
+        with problems:
+            return checked(model, document, (key,), mapping(document, (key,), top[key], key))
+    return None
 
 
-def _log_level(document: Document) -> str:
+def _log_level(document: Document, problems: Problems) -> str:
     level = document.value.get("log_level", "info")
     if level not in LOG_LEVELS:
-        raise document.invalid(
-            ("log_level",), f"log_level: {level!r} is not available{nearest(str(level), LOG_LEVELS)}"
-        )
+        reason = f"log_level: {level!r} is not available{nearest(str(level), LOG_LEVELS)}"
+        problems.add(document.invalid(("log_level",), reason))
     return str(level)
 
 
-def _cores(document: Document) -> int | None:
+def _cores(document: Document, problems: Problems) -> int | None:
     cores = document.value.get("cores")
-    if cores is not None and (not isinstance(cores, int) or isinstance(cores, bool) or cores < 1):
-        raise document.invalid(
-            ("cores",), f"cores: {cores!r} is not the number of ingest processes; write for example 4"
-        )
-    return cores
+    if cores is None or (isinstance(cores, int) and not isinstance(cores, bool) and cores >= 1):
+        return cores
+    reason = f"cores: {cores!r} is not the number of ingest processes; write for example 4"
+    problems.add(document.invalid(("cores",), reason))
+    return None
 
 
 def _check_acyclic(document: Document, nodes: Mapping[str, RawNode]) -> None:
@@ -180,17 +205,30 @@ def _check_fed(document: Document, nodes: Mapping[str, RawNode]) -> None:
         raise document.invalid((), "there is no receiver")
 
 
-def _nodes(document: Document, raw: Mapping[str, RawNode], plans: list[BufferPlan]) -> dict[str, Node]:
-    """Return the nodes with validated configs, including the defaults that a persistence node has for its neighbors."""
-    stores = {name: _node(document, node, {}) for name, node in raw.items() if node.plugin.is_store}
+def _nodes(
+    document: Document, raw: Mapping[str, RawNode], plans: list[BufferPlan], problems: Problems
+) -> dict[str, Node]:
+    """Return the nodes with valid configs, including the defaults that a persistence node has for its neighbors."""
+    stores: dict[str, Node] = {}
+    for name, node in raw.items():
+        if node.plugin.is_store:
+            with problems:
+                stores[name] = _node(document, node, {})
     defaults: dict[str, Mapping[str, Any]] = {}
     for plan in plans:
-        if plan.derived_from is None:
+        if plan.derived_from not in stores:
             continue
         config: PersistenceConfig = stores[plan.derived_from].config
         defaults |= dict.fromkeys(plan.receivers, config.receiver_defaults)
         defaults |= {route.name: config.exporter_defaults for route in plan.routes if route.into is None}
-    return {name: stores.get(name) or _node(document, node, defaults.get(name, {})) for name, node in raw.items()}
+    found: dict[str, Node] = {}
+    for name, node in raw.items():
+        with problems:
+            if not node.plugin.is_store:
+                found[name] = _node(document, node, defaults.get(name, {}))
+            elif name in stores:
+                found[name] = stores[name]
+    return found
 
 
 def _node(document: Document, raw: RawNode, defaults: Mapping[str, Any]) -> Node:
@@ -239,11 +277,9 @@ def _buffer(
 # ── what no two may share ────────────────────────────────────────────────────────────────────────────
 
 
-def _check_addresses(
-    document: Document, raw: Mapping[str, RawNode], nodes: Mapping[str, Node], metrics: MetricsConfig | None
-) -> None:
-    taken: dict[str, str] = {} if metrics is None else {metrics.listen: "metrics"}
-    for node in nodes.values():
+def _check_addresses(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline, problems: Problems) -> None:
+    taken: dict[str, str] = {} if pipeline.metrics is None else {pipeline.metrics.listen: "metrics"}
+    for node in pipeline.nodes.values():
         if not isinstance(node.config, ReceiverConfig):
             continue
         for address in node.config.addresses.values():
@@ -251,32 +287,32 @@ def _check_addresses(
             if other is not None:
                 theirs = "" if other == address else f", and {other} is that port, too"
                 reason = f"{node.name} and {taken[other]} cannot both listen on {address}{theirs}"
-                raise document.invalid((*raw[node.name].path, "config"), reason)
+                problems.add(document.invalid((*raw[node.name].path, "config"), reason))
             taken[address] = node.name
 
 
-def _check_positions(document: Document, raw: Mapping[str, RawNode], nodes: Mapping[str, Node]) -> None:
+def _check_positions(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline, problems: Problems) -> None:
     """Refuse a second reader of one position: it could never acquire it."""
     taken: dict[str, str] = {}
-    for node in nodes.values():
+    for node in pipeline.nodes.values():
         if not isinstance(node.config, PolledReceiverConfig):
             continue
         position = node.config.position
         if position in taken:
             reason = f"{node.name} and {taken[position]} cannot both be {position}: use another name for one of them"
-            raise document.invalid((*raw[node.name].path, "config"), reason)
+            problems.add(document.invalid((*raw[node.name].path, "config"), reason))
         taken[position] = node.name
 
 
-def _check_tiers(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
+def _check_tiers(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline, problems: Problems) -> None:
     for buffer in pipeline.buffers:
         for node in buffer.receivers:
             if getattr(node.config, "durable", None) == "tier" and buffer.config.settings.cold_objects is None:
                 reason = f"durable: tier waits for the object tier of {buffer.name}, which has none: set cold.objects"
-                raise document.invalid((*raw[node.name].path, "config"), reason)
+                problems.add(document.invalid((*raw[node.name].path, "config"), reason))
 
 
-def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
+def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline, problems: Problems) -> None:
     """Refuse nodes that would write to the same directory: output files, a store, or Spark's checkpoint."""
     taken: dict[str, str] = {}
     stores: dict[str, str] = {}
@@ -284,35 +320,40 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
         if buffer.kind != "memory":
             stores[posixpath.abspath(buffer.config.path)] = buffer.name
     for node in pipeline.nodes.values():
-        _check_local(document, raw[node.name], node)
-        mine = (
-            _own_store(node.config.settings().directory, stores)
-            if isinstance(node.config, StoreReceiverConfig)
-            else None
-        )
+        with problems:
+            _check_directories_of(document, raw[node.name], node, stores, taken)
+
+
+def _check_directories_of(
+    document: Document, raw: RawNode, node: Node, stores: Mapping[str, str], taken: dict[str, str]
+) -> None:
+    """Refuse directories of *node* that *stores* or *taken* have, each with a node; add the others to *taken*."""
+    _check_local(document, raw, node)
+    if isinstance(node.config, StoreReceiverConfig):
+        mine = _own_store(node.config.settings().directory, stores)
         if mine is not None:
             reason = f"{node.name} would read what {mine} of this pipeline keeps: name the store of another program"
-            raise document.invalid((*raw[node.name].path, "config", "store"), reason)
-        for key in ("path", "checkpoint"):
-            directory = getattr(node.config, key, None)
-            if not isinstance(directory, str) or not directory:
-                continue
-            where: Path = (*raw[node.name].path, "config", key)
-            path = posixpath.abspath(directory)
-            own = path if node.plugin.is_store else None
-            if own is not None and FilePath(path).exists() and not FilePath(path).is_dir():
-                raise document.invalid(where, f"{directory} is a file, and the place of a store is a directory")
-            around = next((root for root in stores if root != own and f"{path}/".startswith(f"{root}/")), None)
-            if around is not None:
-                reason = f"{node.name} and {stores[around]} cannot both write to {directory}"
-                raise document.invalid(where, f"{reason}: that is, or lies in, the directory of a store")
-            if key == "path" and node.plugin.name == "spark":
-                continue  # a Spark format may support several writers
-            if path in taken:
-                raise document.invalid(where, f"{node.name} and {taken[path]} cannot both write to {directory}")
-            taken[path] = node.name
-        if isinstance(node.config, ParquetExporterConfig) and node.config.checkpoint_path is not None:
-            taken.setdefault(posixpath.abspath(node.config.checkpoint_path), node.name)
+            raise document.invalid((*raw.path, "config", "store"), reason)
+    for key in ("path", "checkpoint"):
+        directory = getattr(node.config, key, None)
+        if not isinstance(directory, str) or not directory:
+            continue
+        where: Path = (*raw.path, "config", key)
+        path = posixpath.abspath(directory)
+        own = path if node.plugin.is_store else None
+        if own is not None and FilePath(path).exists() and not FilePath(path).is_dir():
+            raise document.invalid(where, f"{directory} is a file, and the place of a store is a directory")
+        around = next((root for root in stores if root != own and f"{path}/".startswith(f"{root}/")), None)
+        if around is not None:
+            reason = f"{node.name} and {stores[around]} cannot both write to {directory}"
+            raise document.invalid(where, f"{reason}: that is, or lies in, the directory of a store")
+        if key == "path" and node.plugin.name == "spark":
+            continue  # a Spark format may support several writers
+        if path in taken:
+            raise document.invalid(where, f"{node.name} and {taken[path]} cannot both write to {directory}")
+        taken[path] = node.name
+    if isinstance(node.config, ParquetExporterConfig) and node.config.checkpoint_path is not None:
+        taken.setdefault(posixpath.abspath(node.config.checkpoint_path), node.name)
 
 
 def _check_local(document: Document, raw: RawNode, node: Node) -> None:
@@ -337,15 +378,15 @@ def _own_store(directory: str, stores: Mapping[str, str]) -> str | None:
 # ── what would have no effect ────────────────────────────────────────────────────────────────────────
 
 
-def _check_bounds(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
+def _check_bounds(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline, problems: Problems) -> None:
     """Refuse limits on attempts where they would have no effect."""
     for route in pipeline.routes.values():
         if not isinstance(route.config, QueryExporterConfig) or route.processors or route.into is not None:
             continue
         for key in ("max_attempts", "max_elapsed"):
             if getattr(route.config.retry, key) is not None:
-                raise document.invalid(
-                    (*raw[route.name].path, "config", "retry", key),
+                reason = (
                     f"retry.{key} has no effect here: Spark commits one batch after another, so a failed batch is "
-                    "retried until it succeeds, and no processor can fail on a single bundle; leave it out",
+                    "retried until it succeeds, and no processor can fail on a single bundle; leave it out"
                 )
+                problems.add(document.invalid((*raw[route.name].path, "config", "retry", key), reason))

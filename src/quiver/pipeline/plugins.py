@@ -9,8 +9,9 @@ through entry points.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -31,7 +32,7 @@ from quiver.pipeline.config.exporter import (
     SparkExporterConfig,
 )
 from quiver.pipeline.config.otap import OtapReceiverConfig
-from quiver.pipeline.config.parse import Document, Path, nearest
+from quiver.pipeline.config.parse import Document, Path, Problems, nearest
 from quiver.pipeline.config.processor import (
     PROCESSOR_CONFIGS,
     RUN_SEGMENT_OPEN_S,
@@ -129,16 +130,45 @@ def checked(model: type[_Checked], document: Document, path: Path, value: Mappin
     Validate *value*, which is at *path* in the file, as *model*.
 
     Raises:
-        PipelineError: with the line of the invalid key.
+        PipelineError: with the lines of all invalid keys.
     """
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        # A misspelled key is reported as unknown and as missing; the spelling is the useful message.
-        first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
-        where: Path = tuple(first["loc"]) or _blamed(value, str(first["msg"]))
-        raise document.invalid((*path, *where), _explain(model, tuple(first["loc"]), first)) from error
+        problems = Problems()
+        seen: set[Path] = set()
+        for one in _worth_reporting(model, error.errors(include_url=False)):
+            key = tuple(one["loc"])
+            where: Path = key or _blamed(value, str(one["msg"]))
+            # Each alternative of a key with several types reports an error of its own.
+            place = where if one["type"] == "missing" else where[: _written(value, where)]
+            if place in seen:
+                continue
+            seen.add(place)
+            problems.add(document.invalid((*path, *where), _explain(model, key, one)))
+        problems.raise_found()
+        raise
+
+
+def _worth_reporting(model: type[BaseModel], errors: Sequence[Any]) -> list[Any]:
+    """Return *errors* without keys that are only missing because they are misspelled, unknown ones first."""
+    unknown = [one for one in errors if one["type"] == "extra_forbidden"]
+    meant = {
+        (*one["loc"][:-1], *get_close_matches(str(one["loc"][-1]), _fields(model, one["loc"][:-1]), n=1))
+        for one in unknown
+    }
+    others = [one for one in errors if one["type"] != "extra_forbidden"]
+    return [*unknown, *(one for one in others if one["type"] != "missing" or tuple(one["loc"]) not in meant)]
+
+
+def _written(value: Any, where: Path) -> int:
+    """Return how many parts of *where* are in the file."""
+    for number, part in enumerate(where):
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            return number
+    return len(where)
 
 
 PERSISTENCE = "urn:otap:processor:persistence"
@@ -259,7 +289,11 @@ def _persistence(document: Document, path: Path, value: Mapping[str, Any]) -> Pe
         config = PersistenceConfig(directory, settings)
         return config if has_cap else with_default_cap(config)
     except SettingsError as error:
-        raise document.invalid((*path, *_blamed(value, str(error))), str(error)) from error
+        problems = Problems()
+        for one in Settings.errors_in(rest) or [error]:
+            problems.add(document.invalid((*path, *_blamed(value, str(one))), str(one)))
+        problems.raise_found()
+        raise
 
 
 def _blamed(value: Mapping[str, Any], message: str) -> Path:

@@ -443,3 +443,49 @@ def test_an_assignment_to_an_unknown_placeholder_is_refused(tmp_path):
         parse_assignments(["novalue"])
     with pytest.raises(UsageError, match="cannot read"):
         read_pipeline(tmp_path / "none.yaml", [], {})
+
+
+def all_refused(text):
+    with pytest.raises(PipelineError) as caught:
+        load(text)
+    return [(one.line, one.reason) for one in (caught.value, *caught.value.others)], str(caught.value)
+
+
+def test_all_errors_are_reported_at_once():
+    """Of several nodes and sections, in the order of their lines; each line of the message is one of them."""
+    text = GOOD.replace("        target_size: 32MB", "        target_size: big\n        max_strem_count: 4")
+    text = text.replace("        max_size: 4GB", "        max_size: fast")
+    text = text.replace("      path: out", "      pth: out\n      compression: zst\n      trigger: soon")
+    found, message = all_refused(f"{text}log_level: loud\ncores: none\nmetrics:\n  listen: nowhere\n")
+
+    assert [reason.split(";")[0].split(":")[0] for _, reason in found] == [
+        "segment.target_size", "unknown setting segment.max_strem_count", "wal.max_size",
+        "unknown key pth", "compression", "trigger", "log_level", "cores", "listen",
+    ]  # fmt: skip
+    assert [line for line, _ in found] == sorted(line for line, _ in found)
+    assert message.splitlines() == [f"p.yaml:{line}: {reason}" for line, reason in found]
+
+
+def test_errors_of_nodes_and_connections_are_reported_together():
+    """A node with errors is not also reported as missing where another node feeds it."""
+    text = GOOD.replace('"urn:quiver:parquet:exporter"', '"urn:quiver:parket:exporter"')
+    text = text.replace("          - persistence\n", "          - persistance\n          - nothing\n")
+    found, _ = all_refused(text)
+
+    assert [reason.split(";")[0] for _, reason in found] == [
+        "there is no node named persistance", "there is no node named nothing",
+        "unknown plugin_urn urn:quiver:parket:exporter",
+    ]  # fmt: skip
+
+
+def test_relations_of_valid_nodes_are_reported_together():
+    """Two nodes on one port, two in one directory, and too many cores for a cap."""
+    text = GOOD.replace("      path: out", "      path: quiver_data/out")
+    text = text.replace("        size_cap: 500GB", "        size_cap: 200MB")
+    found, _ = all_refused(f'{text}cores: 64\nmetrics: {{listen: "127.0.0.1:4317"}}\n')
+
+    assert [reason.split(":")[0] for _, reason in found] == [
+        "otlp_receiver and metrics cannot both listen on 127.0.0.1",
+        "parquet and persistence cannot both write to quiver_data/out",
+        "persistence",
+    ]

@@ -14,14 +14,15 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import yaml
 
 from quiver.errors import PipelineError
 from quiver.pipeline.config.placeholders import Placeholders
 
-__all__ = ["DOCUMENT_BYTES_MAX", "Document", "Path", "load_document", "nearest"]
+__all__ = ["DOCUMENT_BYTES_MAX", "Document", "Path", "Problems", "load_document", "nearest"]
 
 DOCUMENT_BYTES_MAX = 1024 * 1024
 NODES_MAX = 100_000
@@ -58,6 +59,45 @@ class Document:
         return PipelineError(self.source, self.line(path), reason)
 
 
+class Problems:
+    """
+    Collects the errors of a file, so that all of them are reported at once.
+
+    As a context, it adds a `PipelineError` that the block raises, and execution continues after the block.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[PipelineError] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, error: PipelineError) -> None:
+        """Add *error* and the others that it has."""
+        self._found += [PipelineError(error.path, error.line, error.reason), *error.others]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, PipelineError):
+            self.add(error)
+        return isinstance(error, PipelineError)
+
+    def raise_found(self) -> None:
+        """
+        Do nothing without errors.
+
+        Raises:
+            PipelineError: the first error of the file, with the others.
+        """
+        if self._found:
+            first, *others = sorted(self._found, key=lambda error: error.line)
+            raise PipelineError(first.path, first.line, first.reason, others)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean X?`` for the known word closest to *word*, or the whole list when none is close."""
     words = sorted(known)
@@ -72,7 +112,7 @@ def load_document(text: str, *, source: str, values: Mapping[str, str]) -> Docum
     Parse *text*, filling placeholders from *values*.
 
     Raises:
-        PipelineError: the text is not YAML, is too large, repeats a key, or has a placeholder without a value.
+        PipelineError: the text is not YAML or is too large; or keys are repeated, or placeholders have no value.
     """
     if len(text.encode()) > DOCUMENT_BYTES_MAX:
         raise PipelineError(source, 1, f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
@@ -83,6 +123,7 @@ def load_document(text: str, *, source: str, values: Mapping[str, str]) -> Docum
             raise PipelineError(source, 1, "the file is empty; a pipeline has `nodes:`")
         reading = _Reading(source, loader, Placeholders(values))
         value = reading.read(root, ())
+        reading.problems.raise_found()
     except yaml.YAMLError as error:
         raise _syntax_error(source, text, error) from error
     except RecursionError as error:
@@ -109,6 +150,7 @@ class _Reading:
         self.source = source
         self.loader = loader
         self.placeholders = placeholders
+        self.problems = Problems()
         self.lines: dict[Path, int] = {}
         self.count = 0
 
@@ -121,7 +163,9 @@ class _Reading:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
-        return self._scalar(node)
+        with self.problems:
+            return self._scalar(node)
+        return None
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -130,7 +174,9 @@ class _Reading:
                 raise self._invalid(key_node, 'a key must be a word; write quotes around a placeholder: "{{name}}"')
             key = str(key_node.value)
             if key in result:
-                raise self._invalid(key_node, f"duplicate key {key}, first on line {self.lines[(*path, key)]}")
+                first = self.lines[(*path, key)]
+                self.problems.add(self._invalid(key_node, f"duplicate key {key}, first on line {first}"))
+                continue
             self.lines[(*path, key)] = key_node.start_mark.line + 1
             result[key] = self.read(value_node, (*path, key))
         return result

@@ -34,10 +34,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, NamedTuple, get_args
 
 from quiver.errors import UsageError
-from quiver.pipeline.config.parse import Document, Path, nearest
+from quiver.pipeline.config.parse import Document, Path, Problems, nearest
 from quiver.pipeline.config.values import read_signals
 from quiver.pipeline.plugins import NodeKind, Plugin, find_plugin, known_urns
 from quiver.store.format.names import check_subscriber_id
@@ -93,28 +94,31 @@ class RawNode:
     local_name: str = ""
 
 
-def read_nodes(document: Document) -> dict[str, RawNode]:
+def read_nodes(document: Document, problems: Problems) -> dict[str, RawNode]:
     """
-    Return the nodes of *document*, in either shape.
+    Return the nodes of *document*, in either shape; the errors of single nodes and connections are added to *problems*.
 
     Raises:
-        PipelineError: the first error, with its line and a suggestion.
+        PipelineError: the file has no nodes that could be read.
     """
     top = mapping(document, (), document.value, "the pipeline")
     if {"version", "groups", "pipeline_groups"} & top.keys():
-        return _later(document, top)
-    _known(document, (), top, _TOP_KEYS)
+        return _later(document, top, problems)
+    _known(document, (), top, _TOP_KEYS, problems)
     if "nodes" not in top:
         raise document.invalid((), "nodes is missing")
     raw = _nodes(document, ("nodes",), top["nodes"])
     found: dict[str, RawNode] = {}
     for name, value in raw.items():
         path: Path = ("nodes", name)
-        inside = mapping(document, path, value, f"node {name}")
-        _known(document, path, inside, _NODE_KEYS)
-        node = _node(document, name, path, inside, _plugin(document, path, inside))
-        node.edges.update(_ports(document, path, inside.get("out_ports"), raw))
-        found[name] = node
+        with problems:
+            inside = mapping(document, path, value, f"node {name}")
+            _known(document, path, inside, _NODE_KEYS, problems)
+            with problems:
+                found[name] = _node(document, name, path, inside, _plugin(document, path, inside))
+            edges = _ports(document, path, inside.get("out_ports"), raw, problems)
+            if name in found:
+                found[name].edges.update(edges)
     return found
 
 
@@ -130,10 +134,16 @@ def mapping(document: Document, path: Path, value: Any, what: str) -> dict[str, 
     return value
 
 
-def _known(document: Document, path: Path, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _known(document: Document, path: Path, value: Mapping[str, Any], keys: tuple[str, ...], problems: Problems) -> None:
+    known = {*keys}
+    unknown = Problems()
     for key in value:
         if key not in known:
-            raise document.invalid((*path, key), f"unknown key {key}{nearest(key, known)}")
+            unknown.add(document.invalid((*path, key), f"unknown key {key}{nearest(key, known)}"))
+    if any(get_close_matches(key, known - value.keys(), n=1) for key in value.keys() - known):
+        unknown.raise_found()  # a key is misspelled: without it, the rest cannot be judged
+    with problems:
+        unknown.raise_found()
 
 
 def _nodes(document: Document, path: Path, value: Any) -> dict[str, Any]:
@@ -179,14 +189,14 @@ def _found(document: Document, path: Path, key: str, urn: str) -> Plugin:
     raise document.invalid(path, f"unknown {key} {urn}{nearest(urn, known_urns())}")
 
 
-def _ports(document: Document, path: Path, ports: Any, names: Mapping[str, Any]) -> dict[str, Edge]:
+def _ports(document: Document, path: Path, ports: Any, names: Mapping[str, Any], problems: Problems) -> dict[str, Edge]:
     if ports is None:
         return {}
     found: dict[str, Edge] = {}
     here: Path = (*path, "out_ports")
     for port, value in mapping(document, here, ports, "out_ports").items():
         inside = mapping(document, (*here, port), value, f"port {port}")
-        _known(document, (*here, port), inside, _PORT_KEYS)
+        _known(document, (*here, port), inside, _PORT_KEYS, problems)
         strategy = _strategy(document, (*here, port), inside)
         signals = _signals(document, (*here, port), inside)
         listed = inside.get("destinations")
@@ -194,7 +204,8 @@ def _ports(document: Document, path: Path, ports: Any, names: Mapping[str, Any])
             raise document.invalid((*here, port, "destinations"), "destinations must be a list of node names")
         for index, destination in enumerate(listed):
             spot: Path = (*here, port, "destinations", index)
-            _add_edge(document, found, destination, Edge(spot, strategy, signals), {name: name for name in names})
+            with problems:
+                _add_edge(document, found, destination, Edge(spot, strategy, signals), {name: name for name in names})
     return found
 
 
@@ -228,57 +239,77 @@ def _add_edge(
 # ── the later shape ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _later(document: Document, top: Mapping[str, Any]) -> dict[str, RawNode]:
-    _known(document, (), top, _LATER_KEYS)
+def _later(document: Document, top: Mapping[str, Any], problems: Problems) -> dict[str, RawNode]:
+    _known(document, (), top, _LATER_KEYS, problems)
     if "version" not in top:
         raise document.invalid((), f"version is missing; write version: {VERSION}")
     if top["version"] != VERSION:
         raise document.invalid(("version",), f"version {top['version']} is not known; this version reads {VERSION}")
     _refuse_settings(document, (), top)
-    pipelines = _pipelines(document, top)
+    pipelines = _pipelines(document, top, problems)
     found: dict[str, RawNode] = {}
     for label, path, pipeline in pipelines:
-        found |= _pipeline(document, path, pipeline, label if len(pipelines) > 1 else "", found)
+        with problems:
+            found |= _pipeline(document, path, pipeline, label if len(pipelines) > 1 else "", found, problems)
     return found
 
 
 def _pipeline(
-    document: Document, path: Path, pipeline: Mapping[str, Any], label: str, others: Mapping[str, RawNode]
+    document: Document,
+    path: Path,
+    pipeline: Mapping[str, Any],
+    label: str,
+    others: Mapping[str, RawNode],
+    problems: Problems,
 ) -> dict[str, RawNode]:
     """Return the nodes of one pipeline; *others* are those of the pipelines before it."""
-    _known(document, path, pipeline, _PIPELINE_KEYS)
+    _known(document, path, pipeline, _PIPELINE_KEYS, problems)
     _refuse_settings(document, path, pipeline)
     if "nodes" not in pipeline:
         raise document.invalid(path, "nodes is missing")
     raw = _nodes(document, (*path, "nodes"), pipeline["nodes"])
-    found: dict[str, RawNode] = {}
-    full_names: dict[str, str] = {}
-    for name, value in raw.items():
-        here: Path = (*path, "nodes", name)
-        inside = mapping(document, here, value, f"node {name}")
-        _known(document, here, inside, _LATER_NODE_KEYS)
-        if not isinstance(inside.get("type"), str):
-            reason = "type must be a word" if "type" in inside else "type is missing"
-            raise document.invalid((*here, "type"), reason)
-        plugin = _found(document, (*here, "type"), "type", inside["type"])
-        if name in others and (plugin.kind == "exporter" or plugin.is_store):
-            what = "an exporter is that of its position" if plugin.kind == "exporter" else "a buffer is in its metrics"
-            reason = f"{others[name].pipeline} has a node {name}, too: rename one, because the name of {what}"
-            raise document.invalid(here, reason)
-        full_names[name] = f"{label}-{name}" if name in others else name
-        node = _node(document, full_names[name], here, inside, plugin)
-        local_name = name if name in others else ""
-        found[node.name] = replace(node, pipeline=label, local_name=local_name)
-    if len(found) < len(raw) or found.keys() & others.keys():
+    full_names = {name: f"{label}-{name}" if name in others else name for name in raw}
+    if len({*full_names.values()}) < len(raw) or others.keys() & full_names.values():
         raise document.invalid(
             path, f"a node of another pipeline has the name that a node of {label} would get; rename it"
         )
-    for source, destination, edge in _connections(document, (*path, "connections"), pipeline.get("connections")):
-        if not isinstance(source, str) or source not in full_names:
-            reason = f"there is no node named {source}{nearest(str(source), full_names)}"
-            raise document.invalid((*edge.path[: len(path) + 2], "from"), reason)
-        _add_edge(document, found[full_names[source]].edges, destination, edge, full_names)
+    found: dict[str, RawNode] = {}
+    for name, value in raw.items():
+        with problems:
+            here: Path = (*path, "nodes", name)
+            node = _later_node(document, here, name, full_names[name], value, others, problems)
+            found[node.name] = replace(node, pipeline=label, local_name=name if name in others else "")
+    connections = _connections(document, (*path, "connections"), pipeline.get("connections"), problems)
+    for source, destination, edge in connections:
+        with problems:
+            if not isinstance(source, str) or source not in full_names:
+                reason = f"there is no node named {source}{nearest(str(source), full_names)}"
+                raise document.invalid((*edge.path[: len(path) + 2], "from"), reason)
+            origin = found.get(full_names[source])
+            _add_edge(document, {} if origin is None else origin.edges, destination, edge, full_names)
     return found
+
+
+def _later_node(
+    document: Document,
+    path: Path,
+    name: str,
+    full_name: str,
+    value: Any,
+    others: Mapping[str, RawNode],
+    problems: Problems,
+) -> RawNode:
+    inside = mapping(document, path, value, f"node {name}")
+    _known(document, path, inside, _LATER_NODE_KEYS, problems)
+    if not isinstance(inside.get("type"), str):
+        reason = "type must be a word" if "type" in inside else "type is missing"
+        raise document.invalid((*path, "type"), reason)
+    plugin = _found(document, (*path, "type"), "type", inside["type"])
+    if name in others and (plugin.kind == "exporter" or plugin.is_store):
+        what = "an exporter is that of its position" if plugin.kind == "exporter" else "a buffer is in its metrics"
+        reason = f"{others[name].pipeline} has a node {name}, too: rename one, because the name of {what}"
+        raise document.invalid(path, reason)
+    return _node(document, full_name, path, inside, plugin)
 
 
 def _refuse_settings(document: Document, path: Path, raw: Mapping[str, Any]) -> None:
@@ -290,7 +321,9 @@ def _refuse_settings(document: Document, path: Path, raw: Mapping[str, Any]) -> 
         raise document.invalid((*path, "settings", first), reason)
 
 
-def _pipelines(document: Document, top: Mapping[str, Any]) -> list[tuple[str, Path, dict[str, Any]]]:
+def _pipelines(
+    document: Document, top: Mapping[str, Any], problems: Problems
+) -> list[tuple[str, Path, dict[str, Any]]]:
     """Return name, place and content of each pipeline. The name has that of its group if another group has it, too."""
     if "groups" in top and "pipeline_groups" in top:
         raise document.invalid(("pipeline_groups",), "pipeline_groups is the older name of groups; keep one of them")
@@ -299,7 +332,7 @@ def _pipelines(document: Document, top: Mapping[str, Any]) -> list[tuple[str, Pa
     for group, value in mapping(document, (key,), top.get(key), key).items():
         here: Path = (key, group)
         inside = mapping(document, here, value, f"group {group}")
-        _known(document, here, inside, ("pipelines",))
+        _known(document, here, inside, ("pipelines",), problems)
         pipelines = mapping(document, (*here, "pipelines"), inside.get("pipelines"), "pipelines")
         found += [(group, name, pipeline) for name, pipeline in pipelines.items()]
     if not found:
@@ -315,7 +348,7 @@ def _pipelines(document: Document, top: Mapping[str, Any]) -> list[tuple[str, Pa
     ]
 
 
-def _connections(document: Document, path: Path, value: Any) -> Iterator[tuple[Any, Any, Edge]]:
+def _connections(document: Document, path: Path, value: Any, problems: Problems) -> Iterator[tuple[Any, Any, Edge]]:
     """Yield source, destination and edge of each connection; either end may be a list of nodes."""
     if value is None:
         return
@@ -323,12 +356,16 @@ def _connections(document: Document, path: Path, value: Any) -> Iterator[tuple[A
         raise document.invalid(path, "connections must be a list of from and to")
     for index, one in enumerate(value):
         here: Path = (*path, index)
-        inside = mapping(document, here, one, "a connection")
-        _known(document, here, inside, _CONNECTION_KEYS)
-        for key in ("from", "to"):
-            if key not in inside:
-                raise document.invalid(here, f"{key} is missing")
-        edge = Edge((*here, "to"), _strategy(document, here, inside), _signals(document, here, inside))
-        sources = inside["from"] if isinstance(inside["from"], list) else [inside["from"]]
-        targets = inside["to"] if isinstance(inside["to"], list) else [inside["to"]]
-        yield from ((source, target, edge) for source in sources for target in targets)
+        with problems:
+            yield from _ends(document, here, mapping(document, here, one, "a connection"), problems)
+
+
+def _ends(document: Document, here: Path, inside: Mapping[str, Any], problems: Problems) -> list[tuple[Any, Any, Edge]]:
+    _known(document, here, inside, _CONNECTION_KEYS, problems)
+    for key in ("from", "to"):
+        if key not in inside:
+            raise document.invalid(here, f"{key} is missing")
+    edge = Edge((*here, "to"), _strategy(document, here, inside), _signals(document, here, inside))
+    sources = inside["from"] if isinstance(inside["from"], list) else [inside["from"]]
+    targets = inside["to"] if isinstance(inside["to"], list) else [inside["to"]]
+    return [(source, target, edge) for source in sources for target in targets]
