@@ -384,6 +384,11 @@ class Settings:
         )
         return cls(**values)
 
+    @staticmethod
+    def keys() -> dict[str, str]:
+        """Return the documents' keys, dotted, each with the name of the field that it sets."""
+        return {key: field for key, (field, _) in _KEYS.items()}
+
     @classmethod
     def errors_in(cls, mapping: Mapping[str, Any]) -> list[SettingsError]:
         """Return the error of each key of *mapping* that is unknown or has a bad value; `from_mapping` raises one."""

@@ -10,6 +10,7 @@ import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
 from quiver.cli.main import build_app
 from quiver.delivery.dead_letters import DeadLetters
+from quiver.pipeline.descriptions.words import in_words
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.model import memory_directory
@@ -44,7 +45,7 @@ def test_check_warns_about_dead_letters_in_memory(tmp_path):
     assert "are lost with it" in reported
     assert f"quiver dead-letters list {memory_directory(tmp_path)}/memory" in reported
     (exporter,) = describe(pipeline)["exporters"]
-    assert exporter["retry"].endswith("is kept as a dead letter in memory while the pipeline runs")
+    assert in_words(exporter)["retry"].endswith("is kept as a dead letter in memory while the pipeline runs")
     for exhausted in ("drop", "halt"):
         assert dead_letter_lines(pipeline_of(exhausted=exhausted)) == []
 

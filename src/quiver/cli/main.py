@@ -82,6 +82,7 @@ def _add_commands(app: typer.Typer) -> None:
     from quiver.cli.fleet import commands as fleet  # noqa: PLC0415
     from quiver.cli.flight import serve  # noqa: PLC0415
     from quiver.cli.lake import commands as lake  # noqa: PLC0415
+    from quiver.cli.pipeline import init, plugins, schema  # noqa: PLC0415
     from quiver.cli.qwp import commands as qwp  # noqa: PLC0415
     from quiver.cli.spark import commands as spark  # noqa: PLC0415
     from quiver.cli.stats import commands as stats  # noqa: PLC0415
@@ -89,9 +90,12 @@ def _add_commands(app: typer.Typer) -> None:
     from quiver.cli.topic import commands as topic  # noqa: PLC0415
 
     app.callback()(version.options)
+    app.command("init", short_help="Write a commented pipeline file.")(init.init)
     app.command("run", short_help="Run a pipeline until it is stopped.")(run.run)
     app.command("serve", short_help="Serve stores over Arrow Flight.")(serve.serve)
     app.command("demo", short_help="Run a pipeline under load and kill its processes.")(demo.demo)
+    app.command("schema", short_help="Print the JSON schema of pipeline files.")(schema.schema)
+    app.command("plugins", short_help="List the plugins of pipeline files.")(plugins.plugins)
     app.command("inspect", short_help="Describe a file.")(inspect.inspect)
     app.command("verify", short_help="Read a complete store and list damage.")(verify.verify)
     app.command("repair", short_help="Repair a store; report what is lost.")(repair.repair)

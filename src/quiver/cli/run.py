@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, print_json, print_table
+from quiver.cli.console.output import JsonFlag, print_json
 from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.pipeline.model import Pipeline
 
 __all__ = ["run"]
+
+UNMET = 3
+"""The exit code of `--check` for a valid file that this machine cannot run."""
 
 
 CoresOption = Annotated[
@@ -34,7 +37,9 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Fill {{NAME}} and ${NAME}, instead of from the environment."),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Print what would run, and exit.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Print what would run and what this machine lacks for it, and exit.")
+    ] = False,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the graph for Mermaid, and exit.")] = False,
     cores: CoresOption = None,
     drain: Annotated[
@@ -54,12 +59,16 @@ def run(
 
     Receivers and stores run in one or several processes, Spark in another one; each is restarted if it dies. SIGHUP
     reloads the file: exporters, processors, spark and log_level change without a restart.
+
+    --check exits with 2 if the file is invalid, and with 3 if it is valid and this machine cannot run it: an extra,
+    Java or a file is missing, or a port or directory cannot be used.
     """
     import os  # noqa: PLC0415 - here only: the library reads no environment
 
     from quiver.pipeline.diagram import as_mermaid  # noqa: PLC0415
     from quiver.pipeline.graph import check_cores  # noqa: PLC0415
     from quiver.pipeline.processes.child import read_pipeline  # noqa: PLC0415
+    from quiver.pipeline.processes.requirements import unmet_requirements  # noqa: PLC0415
     from quiver.pipeline.processes.run import RunOptions, check_pyspark, default_run_dir, run_pipeline  # noqa: PLC0415
     from quiver.settings import parse_duration_s  # noqa: PLC0415
 
@@ -77,16 +86,12 @@ def run(
     if mermaid:
         typer.echo(as_mermaid(checked))
         return
-    check_pyspark(checked)
-    if cores is not None and checked.metrics is not None and not as_json:
-        typer.echo(f"metrics: each core serves its own, at {checked.metrics.listen} and the ports above it")
+    if not check:
+        check_pyspark(checked)
     directory = run_dir or default_run_dir(checked)
     described = _describe(checked.placed(directory), cores, os.environ)
-    if check and as_json:
-        print_json(described)
-        return
     if check:
-        _print_check(checked, described)
+        _report_check(checked, described, unmet_requirements(checked, cores=cores, run_dir=directory), as_json=as_json)
         return
     options = RunOptions(
         given, directory, cores, drain_s, 0 if stop_with_stdin else None, os.environ.get("NOTIFY_SOCKET")
@@ -108,15 +113,33 @@ def _describe(placed: Pipeline, cores: int | None, environment: Mapping[str, str
 def _print_summary(checked: Any, described: dict[str, Any]) -> None:
     from quiver.pipeline.diagram import as_text  # noqa: PLC0415
 
+    _print_ports(checked, described)
     typer.echo(as_text(checked))
     for sentence in described["says"]:
         typer.echo(sentence)
+
+
+def _print_ports(checked: Any, described: dict[str, Any]) -> None:
+    if described["persistence"]["cores"] is not None and checked.metrics is not None:
+        typer.echo(f"metrics: each core serves its own, at {checked.metrics.listen} and the ports above it")
+
+
+def _report_check(checked: Any, described: dict[str, Any], unmet: list[str], *, as_json: bool) -> None:
+    if as_json:
+        print_json({**described, "unmet": unmet})
+    else:
+        _print_check(checked, described)
+    for sentence in unmet:
+        typer.echo(f"This machine cannot run it: {sentence}", err=True)
+    if unmet:
+        raise typer.Exit(UNMET)
 
 
 def _print_check(checked: Any, described: dict[str, Any]) -> None:
     """Print the graph and a description of each node."""
     from quiver.pipeline.diagram import as_text  # noqa: PLC0415
 
+    _print_ports(checked, described)
     typer.echo(as_text(checked))
     typer.echo()
     for kind in ("receivers", "buffers", "processors", "exporters"):
@@ -128,13 +151,14 @@ def _print_check(checked: Any, described: dict[str, Any]) -> None:
         typer.echo("spark")
         _print_values(described["spark"])
     if described["metrics"]:
-        print_table("metrics", [described["metrics"]])
+        typer.echo("metrics")
+        _print_values(described["metrics"])
     for sentence in described["says"]:
         typer.echo(sentence)
 
 
 def _print_values(values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if value is not None and value != []:
-            text = ", ".join(value) if isinstance(value, list) else value
-            typer.echo(f"    {key.replace('_', ' ')}: {text}")
+    from quiver.pipeline.descriptions.words import in_words  # noqa: PLC0415
+
+    for label, text in in_words(values).items():
+        typer.echo(f"    {label}: {text}")

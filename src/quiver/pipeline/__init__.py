@@ -11,6 +11,7 @@ module                 purpose
 `model.py`             a validated pipeline: its nodes, its buffers, and the routes between them
 `graph.py`             loads and validates a file: text → `Pipeline`
 `explain.py`           describes what the pipeline will do
+`descriptions/`        the same in words, and the JSON schema of pipeline files
 `diagram.py`           draws it, as text and for Mermaid
 `processes/`           the processes of a pipeline: started, watched, restarted and stopped
 `ingest.py`            the child with the stores and the receivers; with cores, one for each core

@@ -58,7 +58,7 @@ def describe(
         ],
         "exporters": [_exporter(buffer, route) for buffer in pipeline.buffers for route in buffer.routes],
         "metrics": None if pipeline.metrics is None else {"listen": pipeline.metrics.listen},
-        "disk": None if pipeline.disk is None else {"holds_at_most": size_words(pipeline.disk.size_cap)},
+        "disk": None if pipeline.disk is None else {"holds_at_most_bytes": pipeline.disk.size_cap},
         "spark": _spark(pipeline.spark, spark_defaults) if pipeline.queries else None,
         "says": promises(pipeline, cores=cores),
     }
@@ -254,36 +254,29 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
         "path": buffer.config.path or None,
         "durability": _durability(buffer),
         "survives": _survives(buffer, settings),
-        "seals": f"at {size_words(settings.segment_bytes_max)} or after {duration_words(settings.seal_age_s)}",
-        "log_at_most": size_words(settings.wal_bytes_max) if settings.durability == "wal" else None,
-        "holds_at_most": _cap(buffer),
+        "seals_at_bytes": settings.segment_bytes_max,
+        "seals_after_s": settings.seal_age_s,
+        "log_at_most_bytes": settings.wal_bytes_max if settings.durability == "wal" else None,
+        "holds_at_most_bytes": settings.size_cap_bytes,
+        "has_default_cap": buffer.config.has_default_cap,
         "when_full": _WHEN_FULL[settings.size_cap_policy],
-        "keeps_at_most": None if settings.max_age_s is None else duration_words(settings.max_age_s),
+        "keeps_at_most_s": settings.max_age_s,
         "object_tier": _tier(settings),
         "subscribers": [route.name for route in buffer.routes],
     }
 
 
-def _cap(buffer: Buffer) -> str | None:
-    cap = buffer.config.settings.size_cap_bytes
-    if cap is None:
-        return None
-    return f"{size_words(cap)}{', the default' if buffer.config.has_default_cap else ''}"
-
-
-def _tier(settings: Settings) -> str | None:
+def _tier(settings: Settings) -> dict[str, Any] | None:
     if settings.cold_objects is None:
         return None
-    kept = []
-    if settings.cold_local_bytes is not None:
-        kept.append(f"the newest {size_words(settings.cold_local_bytes)}")
-    if settings.cold_local_age_s is not None:
-        kept.append(f"data younger than {duration_words(settings.cold_local_age_s)}")
-    deleted = "" if settings.cold_max_age_s is None else f"; deleted after {duration_words(settings.cold_max_age_s)}"
-    fleet = ""
-    if settings.fleet_name is not None:
-        fleet = f"; node {settings.fleet_name} of a fleet, read by {', '.join(settings.fleet_subscribers)}"
-    return f"{settings.cold_objects}; also on the disk: {' of '.join(kept) or 'everything'}{deleted}{fleet}"
+    return {
+        "url": str(settings.cold_objects),
+        "also_on_disk_bytes": settings.cold_local_bytes,
+        "also_on_disk_s": settings.cold_local_age_s,
+        "deleted_after_s": settings.cold_max_age_s,
+        "node_of_a_fleet": settings.fleet_name,
+        "read_by": list(settings.fleet_subscribers),
+    }
 
 
 def _survives(buffer: Buffer, settings: Settings) -> str:
@@ -330,44 +323,40 @@ def _exporter(buffer: Buffer, route: Route) -> dict[str, Any]:
         "sends": route.config.sends,
         "order": _ORDERS.get(route.config.order),
         "retry": _retry(buffer, route),
-        "dead_letters": _dead_letter_text(route),
+        "dead_letters": _dead_letters(route),
     }
 
 
-def _dead_letter_text(route: Route) -> str | None:
+def _dead_letters(route: Route) -> dict[str, Any] | None:
     if route.config.policy().on_exhausted != "dead_letter":
         return None
     policy = route.config.dead_letter_policy()
-    full = "the oldest are dropped" if policy.size_cap_policy == "drop_oldest" else "bundles stay in the buffer"
-    age = "" if policy.max_age_s is None else f"for {duration_words(policy.max_age_s)}, "
-    by = "when the exporter has recovered" if policy.replay == "auto" else "manually"
-    return f"{age}up to {size_words(policy.size_cap_bytes)}, then {full}; replayed {by}"
+    return {
+        "holds_at_most_bytes": policy.size_cap_bytes,
+        "when_full": policy.size_cap_policy,
+        "keeps_at_most_s": policy.max_age_s,
+        "replay": policy.replay,
+    }
 
 
-def _retry(buffer: Buffer, route: Route) -> str:
+def _retry(buffer: Buffer, route: Route) -> dict[str, Any]:
     policy = route.config.policy()
-    where = "in memory while the pipeline runs" if buffer.kind == "memory" else ""
     if not route.is_query:
-        return _retry_words(policy, where)
-    words = _retry_words(replace(policy, max_attempts=None, max_elapsed_s=None), where)
-    if not route.processors:
-        return words
-    alone = _retry_words(policy.for_processors(), where)
-    return f"{words}; a bundle that a processor fails on is retried individually, {alone}"
+        return _retry_values(policy, buffer)
+    values = _retry_values(replace(policy, max_attempts=None, max_elapsed_s=None), buffer)
+    alone = _retry_values(policy.for_processors(), buffer) if route.processors else None
+    return values | {"of_one_bundle": alone}
 
 
-def _retry_words(policy: RetryPolicy, where: str) -> str:
-    """Describe a policy in a phrase; *where* names the place of its dead letters."""
-    bounds = []
-    if policy.max_attempts is not None:
-        bounds.append(f"{policy.max_attempts} attempts")
-    if policy.max_elapsed_s is not None:
-        bounds.append(duration_words(policy.max_elapsed_s))
-    letter = f"is kept as a dead letter {where}".rstrip()
-    then = {"dead_letter": letter, "drop": "is dropped and counted", "halt": "stops the exporter"}
-    first, most = duration_words(policy.initial_interval_s), duration_words(policy.max_interval_s)
-    until = f", for at most {' or '.join(bounds)}" if bounds else ", without limit"
-    return f"after {first}, later up to {most}{until}; permanently refused data {then[policy.on_exhausted]}"
+def _retry_values(policy: RetryPolicy, buffer: Buffer) -> dict[str, Any]:
+    return {
+        "initial_interval_s": policy.initial_interval_s,
+        "max_interval_s": policy.max_interval_s,
+        "max_attempts": policy.max_attempts,
+        "max_elapsed_s": policy.max_elapsed_s,
+        "on_exhausted": policy.on_exhausted,
+        "dead_letters_in_memory": buffer.kind == "memory",
+    }
 
 
 def _listed(names: Any) -> str:

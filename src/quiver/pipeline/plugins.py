@@ -62,6 +62,7 @@ __all__ = [
     "checked",
     "find_plugin",
     "known_urns",
+    "spellings",
 ]
 
 NodeKind = Literal["receiver", "processor", "exporter"]
@@ -232,6 +233,16 @@ def find_plugin(text: str) -> Plugin | None:
     if found is None and kind == "processor" and find_user_processor(text) is not None:
         return Plugin(text, "processor", None)
     return found
+
+
+def spellings(plugin: Plugin) -> list[str]:
+    """Return all texts that name *plugin*, its URN first."""
+    found = [plugin.urn]
+    for urn in (plugin.urn, *(other for other, known in _OTHER_NAMES.items() if known == plugin.urn)):
+        space, name, kind = _parts(urn)
+        for first, second in ((name, kind), (kind, name)):
+            found += [f"urn:{space}:{first}:{second}", f"{first}:{second}"]
+    return list(dict.fromkeys(found))
 
 
 def known_urns(kind: str | None = None) -> Iterator[str]:

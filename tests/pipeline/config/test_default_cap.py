@@ -33,42 +33,43 @@ nodes:
 def cap_of(*arguments, **options):
     pipeline = load(*arguments, **options)
     (described,) = describe(pipeline)["buffers"]
-    return pipeline.main.config.settings.size_cap_bytes, described["holds_at_most"]
+    assert described["holds_at_most_bytes"] == pipeline.main.config.settings.size_cap_bytes
+    return described["holds_at_most_bytes"], described["has_default_cap"]
 
 
 def test_the_default_is_ten_gibibytes_with_backpressure():
     """In a pipeline only: a store that a program opens has no cap."""
-    assert cap_of("{path: b}") == (10 * GIB, "10 GiB, the default")
+    assert cap_of("{path: b}") == (10 * GIB, True)
     assert load("{path: b}").main.config.settings.size_cap_policy == "backpressure"
-    assert cap_of("{path: b}", urn="urn:otel:durable_buffer:processor") == (10 * GIB, "10 GiB, the default")
+    assert cap_of("{path: b}", urn="urn:otel:durable_buffer:processor") == (10 * GIB, True)
     assert Settings().size_cap_bytes is None
 
 
 @pytest.mark.parametrize("cap", ["none", "null"])
 def test_the_cap_can_be_switched_off(cap):
     """In both forms of the node, nested and dotted."""
-    assert cap_of(f"{{path: b, retention: {{size_cap: {cap}}}}}") == (None, None)
-    assert cap_of(f"{{path: b, retention.size_cap: {cap}}}") == (None, None)
-    assert cap_of(f"{{path: b, retention_size_cap: {cap}}}", urn="processor:durable_buffer") == (None, None)
+    assert cap_of(f"{{path: b, retention: {{size_cap: {cap}}}}}") == (None, False)
+    assert cap_of(f"{{path: b, retention.size_cap: {cap}}}") == (None, False)
+    assert cap_of(f"{{path: b, retention_size_cap: {cap}}}", urn="processor:durable_buffer") == (None, False)
 
 
 def test_a_cap_in_the_file_is_not_called_the_default():
     """Even if it has the same value."""
-    assert cap_of("{path: b, retention: {size_cap: 10GiB}}") == (10 * GIB, "10 GiB")
-    assert cap_of("{path: b, retention_size_cap: 1GiB}", urn="processor:durable_buffer") == (GIB, "1 GiB")
+    assert cap_of("{path: b, retention: {size_cap: 10GiB}}") == (10 * GIB, False)
+    assert cap_of("{path: b, retention_size_cap: 1GiB}", urn="processor:durable_buffer") == (GIB, False)
 
 
 def test_drop_oldest_has_no_default_cap():
     """Otherwise an existing larger store would lose data with the next start."""
-    assert cap_of("{path: b, retention: {size_cap_policy: drop_oldest}}") == (None, None)
+    assert cap_of("{path: b, retention: {size_cap_policy: drop_oldest}}") == (None, False)
 
 
 def test_a_disk_budget_replaces_the_default():
     """It limits all buffers together; a cap in the file applies in addition."""
     disk = "disk: {size_cap: 50GiB}"
-    assert cap_of("{path: b}", top=disk) == (None, None)
-    assert cap_of("{path: b}", top=disk, urn="processor:durable_buffer") == (None, None)
-    assert cap_of("{path: b, retention: {size_cap: 1GiB}}", top=disk) == (GIB, "1 GiB")
+    assert cap_of("{path: b}", top=disk) == (None, False)
+    assert cap_of("{path: b}", top=disk, urn="processor:durable_buffer") == (None, False)
+    assert cap_of("{path: b, retention: {size_cap: 1GiB}}", top=disk) == (GIB, False)
 
 
 @pytest.mark.parametrize(

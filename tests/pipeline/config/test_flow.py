@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from quiver.errors import PipelineError
+from quiver.pipeline.descriptions.words import in_words
 from quiver.pipeline.diagram import as_mermaid, as_text
 from quiver.pipeline.explain import describe, promises
 from quiver.pipeline.graph import load_pipeline
@@ -267,17 +268,16 @@ def test_the_description_covers_every_node():
     (receiver,) = described["receivers"]
     assert (receiver["grpc"], receiver["security"]) == ("127.0.0.1:4317", "plain text, this machine only")
     (buffer,) = described["buffers"]
-    assert (buffer["holds_at_most"], buffer["durability"], buffer["seals"]) == (
-        "1 GiB",
-        "wal",
-        "at 32 MiB or after 1 s",
-    )
+    assert (buffer["holds_at_most_bytes"], buffer["durability"]) == (1024**3, "wal")
+    assert (buffer["seals_at_bytes"], buffer["seals_after_s"]) == (32 * 1024**2, 1.0)
+    assert in_words(buffer)["seals at"] == "32 MiB"
+    assert "kind" in in_words(buffer)
     assert described["processors"] == [{"node": "errors", "does": "filter: keep: severity_number >= 17"}]
     assert [(one["subscriber"], one["through"], one["runs_in"], one["receives"]) for one in described["exporters"]] == [
         ("console", ["errors"], "spark", "everything"),
         ("remote", [], "ingest", "everything"),
     ]
-    assert described["exporters"][1]["retry"].startswith("after 1 s, later up to 30 s")
+    assert in_words(described["exporters"][1])["retry"].startswith("after 1 s, later up to 30 s")
 
 
 def test_a_loop_through_an_exporter_is_a_warning():

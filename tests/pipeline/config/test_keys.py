@@ -14,6 +14,7 @@ from quiver.pipeline.config.exporter import QueryExporterConfig
 from quiver.pipeline.config.limits import DiskConfig, MemoryConfig
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver_place import ReceiverPlace
+from quiver.pipeline.descriptions.words import in_words
 from quiver.pipeline.disk import budget_of
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import check_cores, load_pipeline
@@ -427,7 +428,7 @@ def test_a_retry_limit_applies_after_a_processor(key):
         inside = value["groups"]["a"]["pipelines"]["b"]
         inside["nodes"]["step"] = {"type": "processor:sample", "config": {"ratio": 0.5}}
         inside["connections"][1:] = [{"from": "store", "to": "step"}, {"from": "step", "to": "out"}]
-        return describe(load(value))["exporters"][0]["retry"]
+        return in_words(describe(load(value))["exporters"][0])["retry"]
 
     bounded: dict[str, object] = {}
     put(bounded, key, RETRY[key])

@@ -3,8 +3,12 @@
 import pytest
 
 from quiver.errors import PipelineError
-from quiver.pipeline.config.parse import DOCUMENT_BYTES_MAX, load_document, nearest
-from quiver.pipeline.config.placeholders import FILE_BYTES_MAX
+from quiver.pipeline.config.parse import (
+    DOCUMENT_BYTES_MAX,
+    PLACEHOLDER_FILE_BYTES_MAX,
+    load_document,
+    nearest,
+)
 
 
 def load(text, **values):
@@ -150,12 +154,12 @@ def test_a_placeholder_may_name_a_file(tmp_path):
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     """Missing, a directory, too large, or not text: with the line of the placeholder."""
-    (tmp_path / "large").write_bytes(b"x" * (FILE_BYTES_MAX + 1))
+    (tmp_path / "large").write_bytes(b"x" * (PLACEHOLDER_FILE_BYTES_MAX + 1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     for name, reason in (
         ("none", "cannot be read: No such file or directory"),
         (".", "cannot be read: Is a directory"),
-        ("large", f"is larger than {FILE_BYTES_MAX} bytes"),
+        ("large", f"is larger than {PLACEHOLDER_FILE_BYTES_MAX} bytes"),
         ("binary", "is not UTF-8 text"),
     ):
         place = f"${{file:{tmp_path}/{name}}}"

@@ -6,7 +6,6 @@ module               purpose
 ===================  ==================================================================================
 `base.py`            the base class of all configs; keys that are fields of a settings dataclass
 `parse.py`           YAML → plain values with line numbers; placeholders filled in
-`placeholders.py`    the values of placeholders: from options, the environment and files
 `shapes.py`          values of either shape → nodes and edges
 `flow.py`            nodes → buffers and routes, including implicit buffers (pure)
 `route_tables.py`    the tables along a route: those of the signals, and those that queries add

@@ -153,7 +153,7 @@ def is_given(config: Mapping[str, Any], key: str) -> bool:
 
 @settings_keys(ExporterSettings, "ca_file", "cert_file", "key_file", "insecure")
 class _ClientTls(Config):
-    pass
+    """Certificates of the connection to a server."""
 
 
 @settings_keys(RequestSizes, max_delay="batch_delay_s_max", nullable=True)
@@ -237,7 +237,7 @@ class OtlpExporterConfig(ExporterConfig):
 
 @settings_keys(OtapSenderSettings, "payload_compression", nullable=True)
 class _Arrow(Config):
-    pass
+    """The compression of the tables in a batch, under the name that the Collector uses."""
 
 
 @settings_keys(OtapSenderSettings, "payload_compression", nullable=True)

@@ -4,8 +4,19 @@ Parse YAML into plain values whose line numbers are known.
 Supports only what a pipeline needs: mappings with string keys, lists, scalars. Duplicate keys, files that expand too
 far, and placeholders without a value are refused, each with its line.
 
-Placeholders (`placeholders`) are part of a scalar. Values are inserted after the YAML is parsed, so a value can never
-change the structure of the file.
+Placeholders are part of a scalar:
+
+====================================  =========================================================================
+form                                  value
+====================================  =========================================================================
+`{{name}}`, `{{name:-default}}`       `--set name=…`, then the environment variable, then the default
+`${NAME}`, `${NAME:-default}`         the same; also `${env:NAME}`
+`${file:/path}`                       the text of the file, without line ends at its end
+`$${`                                 the text `${`
+====================================  =========================================================================
+
+Any other `${` is refused: otherwise a misspelled placeholder for a token would be the token. Values are inserted after
+the YAML is parsed, so a value can never change the structure of the file, and inserted text is not searched again.
 """
 
 from __future__ import annotations
@@ -14,22 +25,41 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from types import TracebackType
 from typing import Any, Self
 
 import yaml
 
 from quiver.errors import PipelineError
-from quiver.pipeline.config.placeholders import Placeholders
 
-__all__ = ["DOCUMENT_BYTES_MAX", "Document", "Path", "Problems", "load_document", "nearest"]
+__all__ = [
+    "DOCUMENT_BYTES_MAX",
+    "PLACEHOLDER_FILE_BYTES_MAX",
+    "Document",
+    "Path",
+    "Problems",
+    "load_document",
+    "nearest",
+]
 
 DOCUMENT_BYTES_MAX = 1024 * 1024
 NODES_MAX = 100_000
 DEPTH_MAX = 32
 
+PLACEHOLDER_FILE_BYTES_MAX = 64 * 1024
+
 Path = tuple[str | int, ...]
 """Keys and list indexes from the top of the document to a value."""
+
+_PLACEHOLDER = re.compile(
+    r"\{\{\s*(?P<name>[A-Za-z_][A-Za-z0-9_.-]*?)\s*(?::-(?P<default>.*?))?\}\}"
+    r"|(?P<literal>\$)\$\{"
+    r"|\$\{(?:env:)?(?P<variable>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<otherwise>[^}]*))?\}"
+    r"|\$\{file:(?P<file>[^}]+)\}"
+    r"|(?P<unknown>\$\{[^}]{0,40}\}?)"
+)
+_FORMS = "write ${NAME}, ${env:NAME} or ${file:/path}; $${ is the text ${"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +151,7 @@ def load_document(text: str, *, source: str, values: Mapping[str, str]) -> Docum
         root = loader.get_single_node()
         if root is None:
             raise PipelineError(source, 1, "the file is empty; a pipeline has `nodes:`")
-        reading = _Reading(source, loader, Placeholders(values))
+        reading = _Reading(source, loader, _Placeholders(values))
         value = reading.read(root, ())
         reading.problems.raise_found()
     except yaml.YAMLError as error:
@@ -146,7 +176,7 @@ def _syntax_error(source: str, text: str, error: yaml.YAMLError) -> PipelineErro
 class _Reading:
     """One walk over the node tree. Aliases are expanded, bounded in depth and number."""
 
-    def __init__(self, source: str, loader: yaml.SafeLoader, placeholders: Placeholders) -> None:
+    def __init__(self, source: str, loader: yaml.SafeLoader, placeholders: _Placeholders) -> None:
         self.source = source
         self.loader = loader
         self.placeholders = placeholders
@@ -211,3 +241,66 @@ class _Reading:
 
     def _invalid(self, node: yaml.Node, reason: str) -> PipelineError:
         return PipelineError(self.source, node.start_mark.line + 1, reason)
+
+
+class _Placeholders:
+    """
+    The values of the placeholders of one file.
+
+    Args:
+        values: name → value.
+
+    Attributes:
+        names: the names of the placeholders that were filled; files are not among them.
+    """
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+        self.names: set[str] = set()
+
+    def fill(self, text: str) -> str:
+        """
+        Return *text* with values in place of its placeholders. Inserted text is not searched again.
+
+        Raises:
+            ValueError: a placeholder has no value or an unknown form, or its file cannot be read.
+        """
+        return _PLACEHOLDER.sub(self._value, text)
+
+    def _value(self, match: re.Match[str]) -> str:
+        if match["literal"]:
+            return "${"
+        if match["unknown"]:
+            raise ValueError(f"{match['unknown']} is not a placeholder; {_FORMS}")
+        if match["file"]:
+            return _text_of(match["file"])
+        name: str = match["name"] or match["variable"]
+        default: str | None = match["default"] if match["name"] else match["otherwise"]
+        self.names.add(name)
+        value = self._values.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise ValueError(f"{match[0]} has no value; give --set {name}=… or set the environment variable")
+        return value
+
+
+def _text_of(path: str) -> str:
+    """
+    Return the text of a file that a placeholder names, without line ends at its end: editors add one to a token.
+
+    Raises:
+        ValueError: it cannot be read, is too large, or is not UTF-8 text.
+    """
+    try:
+        with FilePath(path).open("rb") as file:
+            data = file.read(PLACEHOLDER_FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        raise ValueError(f"${{file:{path}}} cannot be read: {reason}") from error
+    if len(data) > PLACEHOLDER_FILE_BYTES_MAX:
+        raise ValueError(f"${{file:{path}}} is larger than {PLACEHOLDER_FILE_BYTES_MAX} bytes")
+    try:
+        return data.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"${{file:{path}}} is not UTF-8 text") from error

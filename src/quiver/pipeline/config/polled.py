@@ -43,5 +43,5 @@ class PolledReceiverConfig(Config):
             yield self.receiver(place.store, place.observer)
 
     @abstractmethod
-    def describe(self) -> dict[str, str]:
+    def describe(self) -> dict[str, Any]:
         """Describe what the receiver reads, and under which name."""

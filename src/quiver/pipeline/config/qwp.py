@@ -9,7 +9,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from quiver.pipeline.config.base import default_of, settings_keys
-from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.receiver import KeepaliveConfig, ReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
 from quiver.pipeline.config.values import Address
@@ -90,8 +89,9 @@ class QwpReceiverConfig(ReceiverConfig):
             "security": self.security_words(split_address(settings.listening_addr)[0]),
             "ack": settings.ack,
             "stores": "tables by name, in slot 50",
-            "request_at_most": size_words(settings.max_request_bytes),
-            "recognises_repeats_for": _repeats_words(settings),
+            "request_at_most_bytes": settings.max_request_bytes,
+            "recognises_repeats_for_s": settings.dedupe_window_s or None,
+            "recognises_at_most_bytes": settings.dedupe_bytes_max if settings.dedupe_window_s != 0 else None,
             "of_several_cores": "the first listens" if self.listening_cores == "first" else "all listen",
         }
 
@@ -110,10 +110,3 @@ class QwpReceiverConfig(ReceiverConfig):
             security=self.security,
             keepalive=self.keepalive.build(KeepaliveSettings),
         )
-
-
-def _repeats_words(settings: QwpSettings) -> str | None:
-    if settings.dedupe_window_s == 0:
-        return None
-    words = f"{size_words(settings.dedupe_bytes_max)} a connection"
-    return words if settings.dedupe_window_s is None else f"{duration_words(settings.dedupe_window_s)}, {words}"

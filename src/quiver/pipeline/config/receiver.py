@@ -10,7 +10,6 @@ from pydantic import Field
 
 from quiver.errors import SettingsError
 from quiver.pipeline.config.base import Config, default_of, settings_keys
-from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
 from quiver.pipeline.config.values import Address
 from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings, check_exposure, is_loopback
@@ -20,26 +19,56 @@ __all__ = ["KeepaliveConfig", "MetricsConfig", "OtlpReceiverConfig", "ReceiverCo
 
 
 class _Endpoint(Config):
+    """
+    The port of one protocol.
+
+    Attributes:
+        listening_addr: ``host:port`` of the port.
+    """
+
     listening_addr: Address
 
 
 class _Protocols(Config):
+    """
+    The ports of a receiver.
+
+    Attributes:
+        grpc: the port of gRPC, under the name that the Collector uses.
+        http: the port of OTLP/HTTP.
+    """
+
     grpc: _Endpoint | None = None
     http: _Endpoint | None = None
 
 
 @settings_keys(TlsSettings)
 class _Tls(Config):
-    pass
+    """TLS 1.2 or later. PEM files, read again when they change."""
 
 
 @settings_keys(AuthSettings, "tokens", file="token_file")
 class _Bearer(Config):
+    """
+    Bearer tokens that a port accepts.
+
+    Attributes:
+        token: one accepted token.
+    """
+
     token: str | None = Field(default=None, repr=False)
 
 
 @settings_keys(AuthSettings, "users", file="user_file")
 class _Basic(Config):
+    """
+    Passwords that a port accepts.
+
+    Attributes:
+        username: the name of one user, whose `password` is given, too.
+        password: the password of `username`.
+    """
+
     username: str | None = None
     password: str | None = Field(default=None, repr=False)
 
@@ -49,6 +78,14 @@ class _Basic(Config):
 
 
 class _Auth(Config):
+    """
+    The accepted credentials of a port; any one of them is sufficient.
+
+    Attributes:
+        bearer: bearer tokens: `token`, `tokens`, `file`.
+        basic: passwords: `username` and `password`, `users`, `file`.
+    """
+
     bearer: _Bearer | None = None
     basic: _Basic | None = None
 
@@ -82,7 +119,7 @@ class KeepaliveConfig(Config):
 
 @settings_keys(KeepaliveSettings, "ping_interval_min_s")
 class _GrpcKeepalive(KeepaliveConfig):
-    pass
+    """`keepalive` of a port of gRPC."""
 
 
 @settings_keys(SecuritySettings, "insecure")
@@ -195,9 +232,11 @@ class MetricsConfig(Config):
 )
 class OtlpReceiverConfig(ReceiverConfig):
     """
-    `urn:otel:otlp:receiver`. `listening_addr` is gRPC; `protocols` names gRPC and HTTP each.
+    `urn:otel:otlp:receiver`: receives OTLP over gRPC and HTTP.
 
     Attributes:
+        listening_addr: ``host:port`` of gRPC, if `protocols` does not name it.
+        protocols: the ports of gRPC and HTTP; one of them may be left out.
         keepalive: lifetime limits of connections.
     """
 
@@ -275,9 +314,9 @@ class OtlpReceiverConfig(ReceiverConfig):
             "security": self.security_words(host),
             "ack": settings.ack,
             "stores": "OTAP tables" if settings.otlp_handling == "convert_to_arrow" else "requests as received",
-            "request_at_most": size_words(settings.max_request_bytes),
+            "request_at_most_bytes": settings.max_request_bytes,
             "waiting_at_most": settings.requests_waiting_max,
-            "recognises_repeats_for": duration_words(settings.dedupe_window_s) if settings.dedupe_window_s else None,
+            "recognises_repeats_for_s": settings.dedupe_window_s or None,
         }
 
     @property

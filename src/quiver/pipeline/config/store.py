@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from quiver.errors import UsageError
 from quiver.pipeline.config.base import settings_keys
-from quiver.pipeline.config.formatting import duration_words
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver
 from quiver.receivers.polled_settings import StoreReceiverSettings
@@ -62,13 +61,13 @@ class StoreReceiverConfig(PolledReceiverConfig):
 
         return StoreReceiver(store, self.settings(), observer=observer)
 
-    def describe(self) -> dict[str, str]:
+    def describe(self) -> dict[str, Any]:
         """Describe which store the receiver reads, and as which subscriber."""
         settings = self.settings()
         return {
             "reads": settings.listening_addr,
             "as_subscriber": settings.subscriber,
             "begins_at": f"{settings.start}, when the subscriber is new",
-            "looks_every": duration_words(settings.poll_interval_s),
+            "looks_every_s": settings.poll_interval_s,
             "stores": "bundles unchanged; each at least once",
         }

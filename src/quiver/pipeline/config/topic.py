@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -14,7 +14,6 @@ from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import ObjectLocation
 from quiver.pipeline.config.base import SettingsConfig, settings_keys
 from quiver.pipeline.config.exporter import QueryExporterConfig
-from quiver.pipeline.config.formatting import duration_words
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver
 from quiver.receivers.polled_settings import TopicReceiverSettings
@@ -109,13 +108,13 @@ class TopicReceiverConfig(PolledReceiverConfig):
 
         return TopicReceiver(store, self.settings(), observer=observer)
 
-    def describe(self) -> dict[str, str]:
+    def describe(self) -> dict[str, Any]:
         """Describe which topic the receiver reads, and through which subscription."""
         settings = self.settings()
         return {
             "reads": settings.listening_addr,
             "as_subscription": settings.subscription,
             "begins_at": f"{settings.start}, when the subscription is new",
-            "looks_every": duration_words(settings.poll_interval_s),
+            "looks_every_s": settings.poll_interval_s,
             "stores": "requests as received; each at least once",
         }

@@ -6,14 +6,25 @@ import re
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from quiver.delivery.signal_filter import check_signals
 from quiver.errors import SettingsError
 from quiver.receivers.settings import split_address
 from quiver.settings import parse_duration_s, parse_size_bytes
 
-__all__ = ["Address", "Duration", "FileMode", "Signals", "Size", "SizeCap", "Texts", "read_signals"]
+__all__ = [
+    "DURATION_SCHEMA",
+    "SIZE_SCHEMA",
+    "Address",
+    "Duration",
+    "FileMode",
+    "Signals",
+    "Size",
+    "SizeCap",
+    "Texts",
+    "read_signals",
+]
 
 
 def _address(value: object) -> object:
@@ -85,10 +96,44 @@ def _texts(value: object) -> object:
     return {key: str(text).lower() if isinstance(text, bool) else str(text) for key, text in value.items()}
 
 
-Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
+SIZE_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0},
+        {"type": "string", "examples": ["32MiB", "10GB"]},
+    ]
+}
+"""The JSON schema of a size: a number of bytes, or a text with a unit. Texts are also placeholders."""
+
+DURATION_SCHEMA = {
+    "anyOf": [
+        {"type": "number", "minimum": 0},
+        {"type": "string", "examples": ["25ms", "5s", "72h"]},
+    ]
+}
+"""The JSON schema of a duration: a number of seconds, or a text with units."""
+
+_TEXT_SCHEMA = {"type": ["string", "number", "boolean"]}
+
+Texts = Annotated[
+    dict[str, str],
+    BeforeValidator(_texts),
+    WithJsonSchema({"type": "object", "additionalProperties": _TEXT_SCHEMA}),
+]
 Signals = Annotated[tuple[str, ...] | None, BeforeValidator(read_signals)]
-FileMode = Annotated[int | None, BeforeValidator(_file_mode)]
+FileMode = Annotated[
+    int | None,
+    BeforeValidator(_file_mode),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": "^0?[0-7]{3}$"}, {"type": "null"}]}),
+]
 Address = Annotated[str, BeforeValidator(_address)]
-Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
-SizeCap = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_size_cap)]
-Duration = Annotated[float, BeforeValidator(_duration)]
+Size = Annotated[int, BeforeValidator(_size), Field(ge=1), WithJsonSchema(SIZE_SCHEMA)]
+SizeCap = Annotated[
+    Annotated[int, Field(ge=1)] | None,
+    BeforeValidator(_size_cap),
+    WithJsonSchema({"anyOf": [*SIZE_SCHEMA["anyOf"], {"type": "null"}]}),
+]
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration),
+    WithJsonSchema({"anyOf": [*DURATION_SCHEMA["anyOf"], {"const": False}]}),  # YAML reads a bare `off` as false
+]

@@ -12,6 +12,7 @@ module                purpose
 `parent_watchdog.py`  in a child: stop when asked, reload when asked, exit with the supervisor
 `spark_temp_dir.py`   the directory of Spark's temporary files
 `sd_notify.py`        messages to systemd
+`requirements.py`     the requirements of a pipeline on this machine
 `extras.py`           names the extra to install for a missing module
 ====================  ======================================================================================
 """

@@ -1,4 +1,4 @@
-"""What every command line has: short options, and completion in shells."""
+"""Short options, and completion in shells."""
 
 import os
 import shutil
