@@ -27,7 +27,7 @@ SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 TWIN_INPUTS ?= 500
 
-.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-etcd test-flight test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
+.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-etcd test-flight test-browser test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -127,6 +127,14 @@ build/bin/flight-client: tests/receivers/flight/go_client/main.go tests/receiver
 	mkdir -p build/bin build/flight
 	cp tests/receivers/flight/go_client/* build/flight/
 	cd build/flight && go mod tidy && CGO_ENABLED=0 go build -o ../bin/flight-client .
+
+test-browser: $(READY) build/browser/.ready ## the status page in a real Chromium (needs chromium, or CHROMIUM=/path/to/it)
+	$(BIN)/python -m pytest -m browser
+
+build/browser/.ready: tests/cli/status/browser.lock | $(READY)
+	@$(BIN)/python -m pip install --quiet --require-hashes -r tests/cli/status/browser.lock
+	@mkdir -p build/browser
+	@touch $@
 
 test-cluster: $(READY) ## a Spark cluster of one master and two workers on loopback, and Spark Connect
 	$(BIN)/python -m pytest -m cluster

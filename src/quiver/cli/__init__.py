@@ -17,6 +17,7 @@ module             purpose
 `cold_restore.py`  `quiver restore --cold`: restore from the object tier
 `migrate.py`       `quiver migrate`
 `stats/`           `quiver stats` and `quiver top`
+`status/`          `quiver status`: the status page
 `subscribers.py`   `quiver subscribers`
 `dead_letters.py`  `quiver dead-letters`
 `export.py`        `quiver export`

@@ -21,6 +21,7 @@ from quiver.primitives.findings import Description, Finding, Problem, too_large_
 
 if TYPE_CHECKING:
     from quiver.cli.stats.store import StoreStats
+    from quiver.cli.status.tracks import Track
 
 __all__ = ["DESCRIBERS", "Describer", "VerifySources", "describe_file", "describer_of", "refusal", "store_stats"]
 
@@ -54,6 +55,7 @@ class Describer:
         describe: returns the description of a file with so many rows of each table. None: it is a directory.
         verify: returns what `quiver verify` reads, from the path, ``--set`` and ``--run-dir``. None: not supported.
         stats: returns the figures of `quiver stats`. None: not supported.
+        tracks: returns what `quiver status` draws. None: not supported.
         if_empty: what it means that a directory has no files. None: it is not of this kind then.
     """
 
@@ -63,6 +65,7 @@ class Describer:
     describe: Callable[[Path, int], Description] | None = None
     verify: Callable[[Path, Sequence[str] | None, Path | None], VerifySources] | None = None
     stats: _Stats | None = None
+    tracks: Callable[[str], Sequence[Track]] | None = None
     if_empty: str | None = None
 
 
@@ -259,6 +262,36 @@ def _is_topics(path: Path) -> bool:
     return path.is_dir() and bool(topics_below(REAL_FILES, str(path), file_name=ACTIVE_FILE))
 
 
+def _store_tracks(path: str) -> Sequence[Track]:
+    from quiver.cli.status.tracks import store_tracks  # noqa: PLC0415 - keeps `--help` quick
+
+    return store_tracks(path)
+
+
+def _slot_tracks(path: str) -> Sequence[Track]:
+    from quiver.cli.status.tracks import slot_tracks  # noqa: PLC0415 - keeps `--help` quick
+
+    return slot_tracks(path)
+
+
+def _slots_tracks(path: str) -> Sequence[Track]:
+    from quiver.cli.status.tracks import slots_tracks  # noqa: PLC0415 - keeps `--help` quick
+
+    return slots_tracks(path)
+
+
+def _aof_tracks(path: str) -> Sequence[Track]:
+    from quiver.cli.status.tracks import aof_tracks  # noqa: PLC0415 - keeps `--help` quick
+
+    return aof_tracks(path)
+
+
+def _topic_tracks(path: str) -> Sequence[Track]:
+    from quiver.cli.status.tracks import topic_tracks  # noqa: PLC0415 - keeps `--help` quick
+
+    return topic_tracks(path)
+
+
 def _of_files(name: str, group: str, load: Callable[[], FileFormat]) -> Describer:
     return Describer(name, group, partial(_is_file_of, load), describe=partial(_describe, load))
 
@@ -269,9 +302,15 @@ DESCRIBERS: tuple[Describer, ...] = (
     _of_files("a file of an append-only log", "quiver aof", _aof_files),
     Describer("a pipeline file", "quiver", _is_pipeline, verify=_verify_pipeline),
     Describer("a snapshot", "quiver", _is_snapshot, verify=_verify_snapshot, stats=store_stats),
-    Describer("a store", "quiver", _is_store, verify=_verify_store, stats=store_stats),
-    Describer("a QWP slot", "quiver", _is_slot, if_empty="an empty slot; the server has everything that was in it"),
-    Describer("a directory of QWP slots", "quiver qwp", _is_parent_of_slots),
-    Describer("a directory of append-only logs", "quiver aof", _is_aof),
-    Describer("a directory of topics", "quiver topic", _is_topics),
+    Describer("a store", "quiver", _is_store, verify=_verify_store, stats=store_stats, tracks=_store_tracks),
+    Describer(
+        "a QWP slot",
+        "quiver",
+        _is_slot,
+        tracks=_slot_tracks,
+        if_empty="an empty slot; the server has everything that was in it",
+    ),
+    Describer("a directory of QWP slots", "quiver qwp", _is_parent_of_slots, tracks=_slots_tracks),
+    Describer("a directory of append-only logs", "quiver aof", _is_aof, tracks=_aof_tracks),
+    Describer("a directory of topics", "quiver topic", _is_topics, tracks=_topic_tracks),
 )

@@ -153,6 +153,9 @@ def _print_check(checked: Any, described: dict[str, Any]) -> None:
     if described["metrics"]:
         typer.echo("metrics")
         _print_values(described["metrics"])
+    if described["status"]:
+        typer.echo("status page")
+        _print_values(described["status"])
     for sentence in described["says"]:
         typer.echo(sentence)
 

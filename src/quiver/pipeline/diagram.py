@@ -1,13 +1,16 @@
-"""Diagrams of a pipeline: as text, and for Mermaid."""
+"""Diagrams of a pipeline: as text, for Mermaid, and as nodes and edges."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 from quiver.pipeline.model import Buffer, Pipeline, Route
 
-__all__ = ["as_mermaid", "as_text"]
+__all__ = ["as_graph", "as_mermaid", "as_text"]
 
 _SHAPES = {"receiver": ("([", "])"), "buffer": ("[(", ")]"), "processor": ("[", "]"), "exporter": (">", "]")}
 """The Mermaid shape of each kind: pill, drum, box, flag."""
@@ -73,6 +76,33 @@ def as_mermaid(pipeline: Pipeline) -> str:
             part = [f'    subgraph p{_identifier(name)}["{name}"]', *(f"    {line}" for line in part), "    end"]
         lines += part
     return "\n".join(lines)
+
+
+def as_graph(pipeline: Pipeline) -> dict[str, Any]:
+    """
+    Return the graph as plain values: `nodes`, each with its name, its kind and a note, and `edges`, as pairs of names.
+
+    The note of a buffer is its directory.
+    """
+    nodes: dict[str, dict[str, str]] = {}
+    edges: dict[tuple[str, str], None] = {}
+
+    def add(name: str, kind: str, note: str) -> str:
+        nodes.setdefault(name, {"name": name, "kind": kind, "note": note})
+        return name
+
+    for buffer in pipeline.buffers:
+        add(buffer.name, "buffer", str(Path(buffer.config.path).absolute()))
+        for receiver in buffer.receivers:
+            edges[add(receiver.name, "receiver", receiver.plugin.name), buffer.name] = None
+        for route in buffer.routes:
+            way = [buffer.name, *(add(node.name, "processor", node.plugin.name) for node in route.processors)]
+            end = pipeline.nodes.get(route.name)
+            way.append(
+                route.into if route.into is not None else add(route.name, "exporter", end.plugin.name if end else "")
+            )
+            edges |= dict.fromkeys(pairwise(way))
+    return {"nodes": list(nodes.values()), "edges": list(edges)}
 
 
 def _boxes(buffer: Buffer, box: Callable[..., str]) -> list[str]:

@@ -58,6 +58,7 @@ def describe(
         ],
         "exporters": [_exporter(buffer, route) for buffer in pipeline.buffers for route in buffer.routes],
         "metrics": None if pipeline.metrics is None else {"listen": pipeline.metrics.listen},
+        "status": _status(pipeline),
         "disk": None if pipeline.disk is None else {"holds_at_most_bytes": pipeline.disk.size_cap},
         "spark": _spark(pipeline.spark, spark_defaults) if pipeline.queries else None,
         "says": promises(pipeline, cores=cores),
@@ -158,11 +159,20 @@ def _exposed(pipeline: Pipeline) -> list[str]:
     ]
     if pipeline.metrics is not None:
         ports.append(("metrics", pipeline.metrics.listen, "tls and auth"))
+    if pipeline.status is not None:
+        ports.append(("status", pipeline.status.listen, "tls and auth"))
     return [
         f"{name} listens on {address}, which other machines can reach, without {lacks}, as insecure: true allows."
         for name, address, lacks in ports
         if lacks and not is_loopback(split_address(address)[0])
     ]
+
+
+def _status(pipeline: Pipeline) -> dict[str, Any] | None:
+    if pipeline.status is None:
+        return None
+    changes = "nothing" if pipeline.status.auth is None else "dead letters, with a bearer token"
+    return {"listen": pipeline.status.listen, "changes": changes}
 
 
 def _too_many(pipeline: Pipeline) -> list[str]:

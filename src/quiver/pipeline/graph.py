@@ -31,7 +31,7 @@ from quiver.pipeline.config.flow import BufferPlan, plan_buffers
 from quiver.pipeline.config.limits import DiskConfig, MemoryConfig
 from quiver.pipeline.config.parse import Document, Path, Problems, load_document, nearest
 from quiver.pipeline.config.polled import PolledReceiverConfig
-from quiver.pipeline.config.receiver import ReceiverConfig
+from quiver.pipeline.config.receiver import ReceiverConfig, StatusConfig
 from quiver.pipeline.config.route_signals import Signals, route_signals
 from quiver.pipeline.config.route_tables import check_tables
 from quiver.pipeline.config.shapes import RawNode, mapping, read_nodes
@@ -75,6 +75,8 @@ def check_cores(pipeline: Pipeline, cores: int) -> None:
     receivers = {
         split_address(address)[1]: name for name, config in pipeline.receivers for address in config.addresses.values()
     }
+    if pipeline.status is not None:
+        receivers[split_address(pipeline.status.listen)[1]] = "status"
     first = split_address(pipeline.metrics.listen)[1]
     for core in range(cores):
         port = first + core
@@ -102,6 +104,7 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     plans = [] if problems else _plans(document, raw, problems)
     nodes = _nodes(document, raw, plans, problems)
     metrics = _optional_section(document, "metrics", MetricsConfig, problems)
+    status = _optional_section(document, "status", StatusConfig, problems)
     memory = _optional_section(document, "memory", MemoryConfig, problems)
     disk = _optional_section(document, "disk", DiskConfig, problems)
     spark = _optional_section(document, "spark", SparkConfig, problems) or SparkConfig()
@@ -115,7 +118,7 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig(), signals) for plan in plans)
     paths = {buffer.name: buffer.config.path or f"{buffer.name}/" for buffer in buffers}
     buffers = tuple(lead_into(buffer, paths) for buffer in buffers)
-    pipeline = Pipeline(source, nodes, buffers, metrics, log_level, disk, cores, text, spark.settings())
+    pipeline = Pipeline(source, nodes, buffers, metrics, log_level, disk, cores, text, spark.settings(), status)
     _check_together(document, raw, pipeline, problems)
     problems.raise_found()
     return pipeline, document.placeholders
@@ -279,6 +282,11 @@ def _buffer(
 
 def _check_addresses(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline, problems: Problems) -> None:
     taken: dict[str, str] = {} if pipeline.metrics is None else {pipeline.metrics.listen: "metrics"}
+    if pipeline.status is not None:
+        listen = pipeline.status.listen
+        if any(overlap(one, listen) for one in taken):
+            problems.add(document.invalid(("status", "listen"), f"status and metrics cannot both listen on {listen}"))
+        taken[listen] = "status"
     for node in pipeline.nodes.values():
         if not isinstance(node.config, ReceiverConfig):
             continue

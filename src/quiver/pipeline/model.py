@@ -19,7 +19,7 @@ from quiver.pipeline.config.exporter import (
 from quiver.pipeline.config.flow import BufferKind
 from quiver.pipeline.config.limits import DiskConfig
 from quiver.pipeline.config.polled import PolledReceiverConfig
-from quiver.pipeline.config.receiver import ReceiverConfig
+from quiver.pipeline.config.receiver import ReceiverConfig, StatusConfig
 from quiver.pipeline.config.shapes import Edge
 from quiver.pipeline.plugins import MetricsConfig, NodeKind, PersistenceConfig, Plugin
 from quiver.spark.session_settings import SessionSettings
@@ -112,6 +112,7 @@ class Pipeline:
     """The text of the file, with placeholders."""
     spark: SessionSettings = field(default_factory=SessionSettings)
     """The section `spark`; the defaults without it."""
+    status: StatusConfig | None = None
 
     @property
     def receivers(self) -> list[tuple[str, ReceiverConfig | PolledReceiverConfig]]:

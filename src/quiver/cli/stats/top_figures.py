@@ -29,8 +29,10 @@ __all__ = [
     "Sample",
     "Showing",
     "fetch_samples",
+    "load_state",
     "parse_samples",
     "showing",
+    "store_places",
     "take_snapshot",
 ]
 
@@ -212,7 +214,7 @@ def take_snapshot(
     """Take a snapshot. Missing parts are left out and described in `problem`."""
     problems = []
     samples: tuple[Sample, ...] = ()
-    state = _state(fs, run_dir)
+    state = load_state(fs, run_dir)
     for address in _endpoints(state, endpoint):
         try:
             samples += fetch_samples(address)
@@ -223,7 +225,7 @@ def take_snapshot(
     reports: dict[str, Reported] = {}
     dead_letters: Counter[str] = Counter()
     disk_bytes = None
-    for place in _places(fs, directory, state):
+    for place in store_places(fs, directory, state):
         try:
             found = collect_stats(fs, place, now_ns=now_ns)
         except UsageError as error:
@@ -273,7 +275,7 @@ def _buffer_of(directory: str, state: Mapping[str, Any]) -> str:
     return next((name for name, one in _buffers(state).items() if os.path.realpath(one) == real), "")
 
 
-def _places(fs: FileSystem, directory: str, state: Mapping[str, Any]) -> list[str]:
+def store_places(fs: FileSystem, directory: str, state: Mapping[str, Any]) -> list[str]:
     """Return the stores to read: the given one, its companion stores, and others of the pipeline."""
     others = list(_buffers(state).values())
     # Older versions wrote paths relative to the working directory of the run.
@@ -306,7 +308,7 @@ def _count_dead_letters(fs: FileSystem, found: StoreStats) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
+def load_state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
     """Return the state file; empty if it cannot be read."""
     try:
         state = json.loads(fs.read_all(f"{run_dir}/{STATE_NAME}", size_max=STATE_BYTES_MAX))

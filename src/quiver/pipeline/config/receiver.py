@@ -15,7 +15,14 @@ from quiver.pipeline.config.values import Address
 from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings, check_exposure, is_loopback
 from quiver.receivers.settings import KeepaliveSettings, OtlpSettings, split_address
 
-__all__ = ["KeepaliveConfig", "MetricsConfig", "OtlpReceiverConfig", "ReceiverConfig", "SecuredConfig"]
+__all__ = [
+    "KeepaliveConfig",
+    "MetricsConfig",
+    "OtlpReceiverConfig",
+    "ReceiverConfig",
+    "SecuredConfig",
+    "StatusConfig",
+]
 
 
 class _Endpoint(Config):
@@ -213,6 +220,44 @@ class MetricsConfig(Config):
             reason = "metrics are served in plain text without authentication"
             remedy = "listen on 127.0.0.1, or write insecure: true"
             raise ValueError(f"listen: others can reach {host}, and {reason}; {remedy}") from error
+
+
+@settings_keys(SecuritySettings, "insecure")
+class StatusConfig(Config):
+    """
+    The section `status`: a process of the pipeline serves the status page.
+
+    Attributes:
+        listen: ``host:port`` of the page: plain text. Reading it needs no credentials.
+        auth: the bearer tokens that may replay and drop dead letters. Without it, the page is read-only.
+        hosts: names of this machine that a browser may use in the address, besides localhost and IP addresses.
+    """
+
+    listen: Address
+    auth: _Auth | None = None
+    hosts: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse an address that other machines can reach, unless `insecure` allows it, and credentials of no use."""
+        host = split_address(self.listen)[0]
+        try:
+            check_exposure(host, self.build(SecuritySettings))
+        except SettingsError as error:
+            reason = "the status page is plain text, which anyone can read"
+            remedy = "listen on 127.0.0.1, or write insecure: true"
+            raise ValueError(f"listen: others can reach {host}, and {reason}; {remedy}") from error
+        if self.auth is not None and self.auth.basic is not None:
+            raise ValueError("auth.basic has no effect: the status page takes a bearer token")
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines may reach the page."""
+        return self.build(SecuritySettings).insecure
+
+    @property
+    def credentials(self) -> AuthSettings | None:
+        """The accepted tokens; None without `auth`."""
+        return None if self.auth is None else self.auth.settings()
 
 
 @settings_keys(

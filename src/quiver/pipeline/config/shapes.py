@@ -52,7 +52,7 @@ Strategy = str
 """How the instances of a destination share its input: `round_robin` or `broadcast`."""
 
 _STRATEGIES = ("round_robin", "broadcast")
-_COMMON_KEYS = ("metrics", "memory", "disk", "cores", "log_level", "spark")
+_COMMON_KEYS = ("metrics", "status", "memory", "disk", "cores", "log_level", "spark")
 _TOP_KEYS = ("nodes", *_COMMON_KEYS)
 _LATER_KEYS = ("version", "groups", "pipeline_groups", "settings", *_COMMON_KEYS)
 _PIPELINE_KEYS = ("nodes", "connections", "settings")

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from quiver.pipeline.config.base import Config
 from quiver.pipeline.config.limits import DiskConfig, MemoryConfig
+from quiver.pipeline.config.receiver import StatusConfig
 from quiver.pipeline.config.shapes import VERSION
 from quiver.pipeline.config.spark import SparkConfig
 from quiver.pipeline.config.values import DURATION_SCHEMA, SIZE_SCHEMA
@@ -65,6 +66,7 @@ def pipeline_schema() -> dict[str, Any]:
         definitions[_definition_name(plugin)] = plugin_schema(plugin)
     common = {
         "metrics": _section(MetricsConfig),
+        "status": _section(StatusConfig),
         "memory": _section(MemoryConfig),
         "disk": _section(DiskConfig),
         "spark": _section(SparkConfig),

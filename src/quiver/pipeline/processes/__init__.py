@@ -10,6 +10,7 @@ module                purpose
 `reload.py`           which changes of the file can be applied, and which need a restart (pure)
 `child.py`            the start and end of every child: arguments, logging, exit codes
 `parent_watchdog.py`  in a child: stop when asked, reload when asked, exit with the supervisor
+`http_port.py`        a WSGI application on a port: metrics, the status page
 `spark_temp_dir.py`   the directory of Spark's temporary files
 `sd_notify.py`        messages to systemd
 `requirements.py`     the requirements of a pipeline on this machine

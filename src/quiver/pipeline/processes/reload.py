@@ -26,6 +26,8 @@ def needs_restart(old: Pipeline, new: Pipeline) -> list[str]:
         found += _of_buffer(before[name], after[name])
     if old.metrics != new.metrics:
         found.append("metrics changed")
+    if old.status != new.status:
+        found.append("status changed")
     if old.disk != new.disk:
         found.append("disk changed")
     if old.cores != new.cores:

@@ -181,6 +181,8 @@ def _port_problems(pipeline: Pipeline, cores: int | None) -> Iterator[str]:
     if pipeline.metrics is not None:
         host, port = split_address(pipeline.metrics.listen)
         addresses += [("metrics", _joined(host, port + core)) for core in range(cores or 1)]
+    if pipeline.status is not None:
+        addresses.append(("status", pipeline.status.listen))
     for name, address in addresses:
         try:
             _bind(*split_address(address))

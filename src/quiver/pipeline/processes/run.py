@@ -4,7 +4,8 @@
 ::
 
     quiver run ── supervises ──┬── ingest   stores, receivers, OTLP exporters          logs in <run dir>/ingest.log
-                               └── spark    driver, processors, all other exporters    logs in <run dir>/spark.log
+                               ├── spark    driver, processors, all other exporters    logs in <run dir>/spark.log
+                               └── status   the status page, if configured              logs in <run dir>/status.log
 
 With `--cores N` there are ingest-0 … ingest-N-1 on the same ports. A stop follows the data flow, within one deadline:
 receivers close and stores seal their open segments; Spark writes the remaining data, buffer by buffer; forwarders send
@@ -24,6 +25,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +37,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import QuiverError, UsageError
 from quiver.pipeline.companion_stores import sibling_directory
 from quiver.pipeline.config.formatting import size_words
+from quiver.pipeline.diagram import as_graph
 from quiver.pipeline.model import Pipeline, memory_directory
 from quiver.pipeline.processes.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
 from quiver.pipeline.processes.extras import missing_extra
@@ -77,6 +80,8 @@ RESTART_S_MAX = 5.0
 """SDKs stop retrying after about half a minute: every restart is early enough that their batches are not lost."""
 
 READY_LOOK_S = 0.2
+EVENTS_KEPT = 30
+"""The number of events in the state file: restarts, mostly."""
 
 SPARK_DRAIN_S = 25.0
 STOP_MORE_S = 12.0
@@ -84,7 +89,11 @@ STOP_MORE_S = 12.0
 
 SPARK_STAGE = 0
 INGEST_STAGE = 1
-"""Stages of a stop, after all ports are closed: Spark first, then the ingest processes, which send what it wrote."""
+STATUS_STAGE = 2
+"""
+Stages of a stop, after all ports are closed: Spark first, then the ingest processes, which send what it wrote. The
+status page is last, because it shows the stop.
+"""
 
 _log = logging.getLogger("quiver.pipeline")
 
@@ -186,6 +195,7 @@ class _Running:
         self._report_line = report
         self._file = self._keep(pipeline)
         self._is_stop_reported = False
+        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self.supervisor = Supervisor(
             _children(pipeline, options, self._file, self._temp_dir),
             on_change=self._on_change,
@@ -206,7 +216,9 @@ class _Running:
         return path
 
     def _on_change(self, supervisor: Supervisor, what: str) -> None:
-        state = _state(self.pipeline, supervisor, self._options)
+        if what:
+            self._events.append({"at_ns": SYSTEM_CLOCK.now_ns(), "what": what})
+        state = _state(self.pipeline, supervisor, self._options, list(self._events))
         try:
             replace_file(REAL_FILES, str(self._options.run_dir / STATE_NAME), state)
         except OSError as error:
@@ -245,6 +257,8 @@ class _Running:
             return
         old, self.pipeline = self.pipeline, new
         for child in supervisor.children:
+            if child.spec.stage == STATUS_STAGE:
+                continue  # it reads the state file for each update, and the pipeline file for each replay
             if child.spec.stage == INGEST_STAGE or not changed_queries(old, new):
                 supervisor.send_signal(child.spec.name, signal.SIGHUP)
             else:
@@ -483,10 +497,15 @@ def _children(pipeline: Pipeline, options: RunOptions, file: Path, temp_dir: Pat
     if pipeline.queries:
         stop_s = drain_s + 2 * STOP_MORE_S
         children.append(spec("spark", "quiver.pipeline.export", stop_s, SPARK_STAGE, "--temp-dir", str(temp_dir)))
+    if pipeline.status is not None:
+        argv = [sys.executable, "-m", "quiver", "status", str(file), "--run-dir", str(options.run_dir)]
+        argv += ["--stop-with-stdin", *(part for text in options.assignments for part in ("--set", text))]
+        log = options.run_dir / "status.log"
+        children.append(ChildSpec("status", argv, log, STOP_MORE_S, STATUS_STAGE))
     return children
 
 
-def _state(pipeline: Pipeline, supervisor: Supervisor, options: RunOptions) -> bytes:
+def _state(pipeline: Pipeline, supervisor: Supervisor, options: RunOptions, events: Sequence[dict[str, Any]]) -> bytes:
     children = {
         child.spec.name: {
             "pid": child.pid,
@@ -504,6 +523,10 @@ def _state(pipeline: Pipeline, supervisor: Supervisor, options: RunOptions) -> b
         "cores": options.cores,
         "buffers": {buffer.name: str(Path(buffer.config.path).absolute()) for buffer in pipeline.buffers},
         "metrics": None if pipeline.metrics is None else pipeline.metrics.listen,
+        "size_caps": {buffer.name: buffer.config.settings.size_cap_bytes for buffer in pipeline.buffers},
+        "disk_cap": None if pipeline.disk is None else pipeline.disk.size_cap,
+        "graph": as_graph(pipeline),
+        "events": events,
         "children": children,
     }
     return json.dumps(state, indent=1).encode() + b"\n"

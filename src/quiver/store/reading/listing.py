@@ -45,6 +45,7 @@ __all__ = [
     "find_segments",
     "rewind",
     "summarize_subscribers",
+    "unresolved_by_segment",
 ]
 
 
@@ -158,6 +159,27 @@ def summarize_subscribers(fs: FileSystem, root: str, *, now_ns: int) -> list[Sub
         for subscriber, progress in known
         if progress is not None
     ]
+
+
+def unresolved_by_segment(fs: FileSystem, root: str) -> tuple[SealedSegments, dict[str, tuple[int, ...] | None]]:
+    """
+    Return the sealed segments of the store at *root*, and how many bundles of each a subscriber has not resolved.
+
+    The counts are in the order of the segments; None if the progress of the subscriber is damaged.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    known = [(subscriber, _load(fs, root, subscriber)) for subscriber in find_subscribers(fs, root)]
+    sealed = find_segments(fs, root)
+    unresolved: dict[str, tuple[int, ...] | None] = {}
+    for subscriber, progress in known:
+        if isinstance(progress, str):
+            unresolved[subscriber] = None
+        elif progress is not None:
+            state = SubscriberState.from_progress(progress)
+            unresolved[subscriber] = tuple(_pending(state, segment) for segment in sealed.infos)
+    return sealed, unresolved
 
 
 def _load(fs: FileSystem, root: str, subscriber: str) -> Progress | str | None:

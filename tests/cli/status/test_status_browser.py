@@ -1,0 +1,159 @@
+"""
+The status page in a real Chromium: hostile text stays text, nothing is loaded from elsewhere, 400 pixels are enough.
+
+Screenshots are in the directory of the test, and in $SCREENSHOTS if it is set.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quiver
+from quiver.bundle import BundleRef
+from quiver.delivery.dead_letters import DeadLetters
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"&lt;'
+TOKEN = "the-token"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    assert path is not None, "install Chromium, or set CHROMIUM to its path"
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Yield the URL of a page whose directory, reasons, errors and events are hostile."""
+    root = tmp_path_factory.mktemp("page")
+    directory = root / HOSTILE.replace("/", "")
+    settings = quiver.Settings(segment_bytes_max=2000)
+    with quiver.open(directory, settings, background=False) as store:
+        reader = store.register("lake", start="earliest")
+        store.register("out", start="earliest")
+        for n in range(6):
+            store.ingest(bundle(n))
+            store.seal()
+        reader.next_bundle(timeout=0).ack()
+        store.maintain()
+    with DeadLetters(str(directory), "out", background=False) as dead_letters:
+        for index in range(3):
+            dead_letters.add(BundleRef(2, index), bundle(index), reason=HOSTILE, attempts=1)
+    run_dir = directory.with_name(f"{directory.name}.run")
+    run_dir.mkdir()
+    graph = {
+        "nodes": [
+            {"name": "otlp", "kind": "receiver", "note": HOSTILE},
+            {"name": "buffer", "kind": "buffer", "note": str(directory)},
+            *({"name": name, "kind": "exporter", "note": "otlp"} for name in ("lake", "out")),
+        ],
+        "edges": [["otlp", "buffer"], ["buffer", "lake"], ["buffer", "out"]],
+    }
+    children = {HOSTILE: {"pid": 1, "state": HOSTILE, "starts": 2, "last_exit": HOSTILE}}
+    events = [{"at_ns": 1_700_000_000_000_000_000, "what": HOSTILE}]
+    state = {"pipeline": HOSTILE, "state": "running", "children": children, "graph": graph, "events": events}
+    (run_dir / "state.json").write_text(json.dumps(state))
+    (root / "tokens").write_text(TOKEN)
+    argv = [sys.executable, "-m", "quiver", "status", str(directory), "--listen", "127.0.0.1:0"]
+    argv += ["--token-file", str(root / "tokens"), "--stop-with-stdin"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process.stdout.readline().rpartition(" at ")[2].split(" ")[0]
+        process.stdin.close()
+        process.wait(20)
+
+
+def bundle(first):
+    import pyarrow as pa
+
+    return quiver.Bundle({"logs": pa.record_batch({"n": range(first, first + 20), "s": [HOSTILE] * 20})})
+
+
+class Shown:
+    """The page in a browser: requests, messages of the console, and errors are recorded."""
+
+    def __init__(self, browser, url, width, scheme):
+        self.page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        self.requested, self.complaints = [], []
+        self.page.on("request", lambda request: self.requested.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(url)
+        self.page.wait_for_selector("#figures .figure")
+
+
+@pytest.fixture
+def show(browser, served):
+    """Return a function that opens the page, and check at the end that nothing hostile ran."""
+    opened = []
+
+    def open_page(width=1200, scheme="light"):
+        opened.append(Shown(browser, served, width, scheme))
+        return opened[-1]
+
+    yield open_page
+    for one in opened:
+        assert one.page.evaluate("window.hacked") is None
+        assert one.complaints == []
+        assert all(url.startswith((served, "data:")) for url in one.requested)
+        one.page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_page_fits_and_shows_hostile_text_as_text(show, tmp_path, width, scheme):
+    """Nothing is cut off at the side, and the colors follow the system."""
+    page = show(width, scheme).page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    text = page.inner_text("body")
+    assert text.count("<script>window.hacked=1</script>") >= 4
+    assert page.query_selector("img") is None
+    assert page.locator("svg.graph g.buffer").count() == 1
+    assert page.locator("svg.graph g.exporter").count() == 2
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, background.removeprefix("rgb(").removesuffix(")").split(","))) < 384) == (scheme == "dark")
+    name = f"status-{scheme}-{width}.png"
+    page.screenshot(path=str(tmp_path / name), full_page=True)
+    if os.environ.get("SCREENSHOTS"):
+        shutil.copy(tmp_path / name, Path(os.environ["SCREENSHOTS"]) / name)
+
+
+def test_dead_letters_are_shown_and_dropped_with_the_token(show):
+    """A wrong token changes nothing, and is reported."""
+    page = show().page
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="out (3)").click()
+    page.get_by_role("button", name="show 2:1").click()
+    page.wait_for_selector("#letters pre")
+    page.get_by_label("choose 2:1").check()
+    page.get_by_label("token").fill("wrong")
+    page.get_by_role("button", name="drop 1").click()
+    page.wait_for_selector("text=this needs a valid token")
+    page.get_by_label("token").fill(TOKEN)
+    page.get_by_role("button", name="drop 1").click()
+    page.wait_for_selector("text=1 dropped")
+    assert page.locator("#letters tbody tr").count() == 2
+
+
+def test_a_poll_keeps_what_was_typed(show):
+    """The token and the chosen dead letters stay while the figures change."""
+    page = show().page
+    page.locator("#letters button").first.click()
+    page.get_by_label("choose 2:2").check()
+    page.get_by_label("token").fill("half a tok")
+    with page.expect_response(lambda answer: answer.url.endswith("/api/status")):
+        pass
+    assert page.get_by_label("token").input_value() == "half a tok"
+    assert page.get_by_label("choose 2:2").is_checked()
