@@ -18,6 +18,7 @@ module             purpose
 `migrate.py`       `quiver migrate`
 `stats/`           `quiver stats` and `quiver top`
 `status/`          `quiver status`: the status page
+`tail/`            `quiver tail`: rows as they are ingested
 `subscribers.py`   `quiver subscribers`
 `dead_letters.py`  `quiver dead-letters`
 `export.py`        `quiver export`

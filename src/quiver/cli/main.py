@@ -88,6 +88,7 @@ def _add_commands(app: typer.Typer) -> None:
     from quiver.cli.stats import commands as stats  # noqa: PLC0415
     from quiver.cli.stats import top  # noqa: PLC0415
     from quiver.cli.status import commands as status  # noqa: PLC0415
+    from quiver.cli.tail import commands as tail  # noqa: PLC0415
     from quiver.cli.topic import commands as topic  # noqa: PLC0415
 
     app.callback()(version.options)
@@ -106,6 +107,7 @@ def _add_commands(app: typer.Typer) -> None:
     app.command("stats", short_help="Show segments, bytes and lag of a store.")(stats.stats)
     app.command("top", short_help="Watch a running pipeline.")(top.top)
     app.command("status", short_help="Serve the status page of a pipeline or a log.")(status.status)
+    app.command("tail", short_help="Print rows as they are ingested.")(tail.tail)
     app.command("subscribers", short_help="List, drop or rewind subscribers.")(subscribers.subscribers)
     app.add_typer(dead_letters.build_dead_letters_app(), name="dead-letters")
     app.command("export", short_help="Write a slot or a view to a file.")(export.export)
