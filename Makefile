@@ -27,7 +27,7 @@ SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 TWIN_INPUTS ?= 500
 
-.PHONY: help setup kernel demo test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-etcd test-flight test-browser test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
+.PHONY: help setup kernel demo docs release test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-etcd test-flight test-browser test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -55,6 +55,17 @@ $(KERNEL): $(wildcard kernel/*.c kernel/*.h) hatch_build.py | $(READY)
 
 demo: $(READY) $(KERNEL) ## OTLP in, two kills of the ingest, one of Spark, Parquet out, nothing missing
 	$(BIN)/quiver demo
+
+docs: build/docs/.ready ## the documentation as a site with search, in build/site; broken links and anchors fail
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict
+
+build/docs/.ready: requirements-docs.lock | $(READY)
+	@test -x build/docs/bin/python || $(BIN)/python -m venv build/docs
+	@build/docs/bin/python -m pip install --quiet --require-hashes -r requirements-docs.lock
+	@touch $@
+
+release: $(READY) ## version, changelog, wheel and source distribution, commit and tag (VERSION=0.2.0)
+	@$(BIN)/python tools/release.py $(VERSION)
 
 test: $(READY) $(KERNEL) ## the default suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(PYTEST_ARGS)
@@ -233,6 +244,12 @@ lock: $(READY) ## pin again what pyproject.toml asks for, with hashes
 		--output-file build/requirements.txt pyproject.toml
 	@{ echo "# What is tested, pinned and hashed; \`make setup\` installs it. Made by \`make lock\` from pyproject.toml."; \
 		grep -vE '^(#|$$)' build/requirements.txt; } > requirements.lock
+	@$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['docs'], sep='\n')" \
+		> build/docs.in
+	$(BIN)/pip-compile --quiet --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+		--no-emit-trusted-host --strip-extras --output-file build/docs.txt build/docs.in
+	@{ echo "# The packages of \`make docs\`, pinned and hashed. Made by \`make lock\` from the group \`docs\` of pyproject.toml."; \
+		grep -vE '^(#|$$)' build/docs.txt; } > requirements-docs.lock
 
 clean: ## remove what the other targets made, except .venv
 	rm -rf dist build artifacts demo-run bench-* .pytest_cache .mypy_cache .ruff_cache .hypothesis \

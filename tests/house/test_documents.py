@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+import site_pages
 from quiver.store.reading.stream_options import parse_options
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/howto/*.md"))]
+PAGES = ["README.md", "docs/index.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/howto/*.md"))]
+TUTORIALS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/tutorials/*.md"))
+OUTPUT = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -22,16 +25,20 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
-    """The Python of a page runs from top to bottom; code that starts Spark is only compiled."""
+    """
+    The Python of a page runs from top to bottom; code that starts Spark is only compiled. A text block directly after
+    it is its output.
+    """
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
+    outputs = dict(OUTPUT.findall((ROOT / page).read_text(encoding="utf-8")))
     for number, source in enumerate(blocks(page, "python")):
         code = compile(source, f"{page}, block {number}", "exec")
         if "quiver.spark" not in source:
             exec(code, names)
-
-    if page == "README.md":
-        assert capsys.readouterr().out.splitlines()[:2] == ["0:0 3", "0:1 3"]
+            printed = capsys.readouterr().out
+            assert outputs.get(source, printed) == printed
+    assert page != "README.md" or len(outputs) == 2
 
 
 def test_pipeline_of_the_howto_is_valid(tmp_path):
@@ -103,7 +110,7 @@ def test_extras_of_the_pages_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {
         name
-        for page in PAGES
+        for page in [*PAGES, *TUTORIALS]
         for found in re.findall(r"arrow-quiver\[([\w,]+)\]", (ROOT / page).read_text())
         for name in found.split(",")
     }
@@ -122,6 +129,37 @@ def test_targets_of_the_pages_exist():
 
     assert {"demo", "test", "lint"} <= named
     assert named <= targets
+
+
+def test_every_page_is_in_the_site():
+    """Each page is in the navigation once, except formats and decisions, which their index pages list."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    listed = re.findall(r"([\w/-]+\.md)$", text, re.MULTILINE)
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    ours = {page for page in pages if not re.match(r"(decisions|formats)/(?!README)", page)}
+    assert sorted(listed) == sorted({*ours, *site_pages.PAGES, site_pages.EXAMPLES})
+
+
+@pytest.mark.parametrize(
+    ("target", "page", "link"),
+    [
+        ("../../ARCHITECTURE.md#packages", "howto/spark.md", "../ARCHITECTURE.md#packages"),
+        ("docs/howto/", "ARCHITECTURE.md", "howto/README.md"),
+        ("docs/glossary.md", "CONTRIBUTING.md", "glossary.md"),
+        ("../../examples/otel_sdk.py", "howto/otel-sdk.md", "../examples.md#otel_sdk.py"),
+        ("../examples", "index.md", "examples.md"),
+        ("../../src/quiver/store/store.py", "formats/wal.md", None),
+        ("wal.md#entries", "formats/cursor.md", "wal.md#entries"),
+        ("#here", "metrics.md", "#here"),
+        ("https://example.org/a.md", "metrics.md", "https://example.org/a.md"),
+    ],
+)
+def test_links_are_rewritten_for_the_site(target, page, link):
+    """To files that the site does not have, no link is left; links in code are not changed."""
+    assert site_pages.site_link(target, page) == link
+    text = f"see [`this`]({target})\n\n```python no-run\n[x]({target})\n```"
+    first = "see `this`" if link is None else f"see [`this`]({link})"
+    assert site_pages.site_markdown(text, page) == f"{first}\n\n```python\n[x]({target})\n```"
 
 
 def test_files_of_the_architecture_exist():
