@@ -188,6 +188,31 @@ def test_the_state_file_of_a_pipeline_gives_graph_and_events(store_dir, call):
     assert {node["name"] for node in status_of(call, store_dir)["graph"]["nodes"]} == {"store", "fast", "slow"}
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        "{",
+        "null",
+        '{"graph": {"nodes": 3}}',
+        '{"graph": {"nodes": [{"name": 1}], "edges": []}}',
+        '{"graph": {"nodes": [], "edges": [[1]]}}',
+        '{"children": [1]}',
+        '{"children": {"ingest": {"starts": "x"}}}',
+        '{"events": 7}',
+        '{"events": [{"at_ns": "now", "what": 1}]}',
+        '{"size_caps": [1], "disk_cap": "x", "buffers": 3}',
+        '{"metrics": 5}',
+        '{"metrics": "x", "cores": "y"}',
+    ],
+)
+def test_a_state_file_of_another_form_is_ignored(store_dir, call, state):
+    """The rest is shown: what is in the directory."""
+    run_dir = store_dir.with_name("store.run")
+    run_dir.mkdir()
+    (run_dir / "state.json").write_text(state)
+    assert {one["name"] for one in status_of(call, store_dir)["exporters"]} == {"fast", "slow"}
+
+
 # ---- dead letters -------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -309,12 +309,54 @@ def _count_dead_letters(fs: FileSystem, found: StoreStats) -> dict[str, int]:
 
 
 def load_state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
-    """Return the state file; empty if it cannot be read."""
+    """Return the state file, without parts of another form than `quiver run` writes; empty if it cannot be read."""
     try:
         state = json.loads(fs.read_all(f"{run_dir}/{STATE_NAME}", size_max=STATE_BYTES_MAX))
     except (OSError, ValueError):
         return {}
-    return state if isinstance(state, dict) else {}
+    if not isinstance(state, dict):
+        return {}
+    return {key: value for key, value in state.items() if key not in _FORMS or _FORMS[key](value)}
+
+
+def _is_graph(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    nodes, edges = value.get("nodes"), value.get("edges")
+    return (
+        isinstance(nodes, list)
+        and isinstance(edges, list)
+        and all(isinstance(one, dict) and {"name", "kind", "note"} <= one.keys() for one in nodes)
+        and all(isinstance(text, str) for one in nodes for text in one.values())
+        and all(isinstance(edge, list) and len(edge) == 2 for edge in edges)
+    )
+
+
+def _is_list_of_events(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and isinstance(one.get("at_ns"), int) and isinstance(one.get("what"), str)
+        for one in value
+    )
+
+
+def _is_address(value: Any) -> bool:
+    return isinstance(value, str) and value.rpartition(":")[2].isdecimal()
+
+
+_FORMS: Mapping[str, Callable[[Any], bool]] = {
+    "buffers": lambda value: isinstance(value, dict),
+    "children": lambda value: (
+        isinstance(value, dict)
+        and all(isinstance(one, dict) and isinstance(one.get("starts", 0), int) for one in value.values())
+    ),
+    "cores": lambda value: value is None or isinstance(value, int),
+    "disk_cap": lambda value: value is None or isinstance(value, int),
+    "events": _is_list_of_events,
+    "graph": _is_graph,
+    "metrics": lambda value: value is None or _is_address(value),
+    "size_caps": lambda value: isinstance(value, dict),
+}
+"""The form of each part of the state file that is read here: another program may have written a file of this name."""
 
 
 def _endpoints(state: Mapping[str, Any], endpoint: str | None) -> list[str]:
