@@ -273,9 +273,12 @@ class FencedError(QuiverError):
     `owner` and `owner_epoch` identify the new owner; `owner` is empty if it is unknown, and `reason` has the cause.
     """
 
-    def __init__(self, key: str, *, epoch: int, owner: str, owner_epoch: int, reason: str = "") -> None:
+    def __init__(
+        self, key: str, *, epoch: int, owner: str, owner_epoch: int, reason: str = "", remedy: str = ""
+    ) -> None:
         taken = f"was fenced by {owner}, which has epoch {owner_epoch}"
-        super().__init__(f"{key}: epoch {epoch} {taken if owner else reason or 'is no longer the owner'}")
+        then = f"; {remedy}" if remedy else ""
+        super().__init__(f"{key}: epoch {epoch} {taken if owner else reason or 'is no longer the owner'}{then}")
         self.key = key
         self.epoch = epoch
         self.owner = owner

@@ -254,6 +254,26 @@ METRICS: tuple[Metric, ...] = (
         "reason",
     ),
     _counter(
+        "quiver.fleet.lost_segments_total",
+        "{segment}",
+        "Numbers of segments that a reader of a fleet lost: its nodes dropped them, or they are missing.",
+        "subscriber",
+    ),
+    _counter("quiver.fleet.lost_bundles_total", "{bundle}", "Bundles in them, as far as it is known.", "subscriber"),
+    _counter(
+        "quiver.fleet.rejected_segments_total",
+        "{segment}",
+        "Segments that a reader of a fleet could not read, or not completely.",
+        "subscriber",
+        "cause",
+    ),
+    _counter(
+        "quiver.fleet.stopped_nodes_total",
+        "{time}",
+        "Times that a reader of a fleet stopped reading a node, because of a loss or a second store with its identity.",
+        "subscriber",
+    ),
+    _counter(
         "quiver.fleet.conflicts_total", "{time}", "Times that a node found another store with its identity and stopped."
     ),
     _counter(

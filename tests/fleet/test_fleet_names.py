@@ -20,6 +20,10 @@ from quiver.store.format.fleet.names import (
     parse_inbox_key,
     parse_node_key,
     parse_offsets_key,
+    parse_rejected_key,
+    quarantine_key,
+    rejected_folder,
+    rejected_key,
     segment_key,
     shard_of,
 )
@@ -100,3 +104,14 @@ def test_names_of_nodes():
         assert is_node_name(name)
     for name in ("", ".hidden", "a/b", "a b", "x" * 129, "ä", "a\n"):
         assert not is_node_name(name)
+
+
+def test_keys_of_rejected_segments():
+    """Below their batch, and parsed only if they are exactly what is built."""
+    key = rejected_key("lake", 3, NODE, 7)
+    assert key == f"rejected/lake/0000000000000003/{NODE}-0000000000000007.json"
+    assert key.startswith(f"{rejected_folder('lake', 3)}/")
+    assert parse_rejected_key(key) == (3, NODE, 7)
+    assert quarantine_key(NODE, 7, 0xA1B2C3D4) == f"inbox/{NODE[:2]}/{NODE}/quarantine/0000000000000007-a1b2c3d4.qseg"
+    for other in (f"{key}x", key.replace("0000000000000003", "3"), key.replace(NODE, NODE[:-1]), "rejected/lake"):
+        assert parse_rejected_key(other) is None

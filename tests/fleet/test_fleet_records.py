@@ -22,6 +22,12 @@ from quiver.store.format.fleet.node_record import (
     decode_node_record,
     encode_node_record,
 )
+from quiver.store.format.fleet.rejected import (
+    REJECTED_BYTES_MAX,
+    RejectedSegment,
+    decode_rejected,
+    encode_rejected,
+)
 
 GONE = GoneSegments(3, 9, "age", 1_700_000_000_000_000_000, ((3, 12), (4, 7)))
 GONE_TEXT = (
@@ -40,7 +46,18 @@ NODE_TEXT = (
     b'"disk_bytes":21000000,"oldest_waiting_ns":1700000590000000000,"disk_cap_bytes":10000000000,'
     b'"disk_free_bytes":null,"problem":null,"subscribers":["lake"],"labels":{"site":"Graz"}}'
 )
-RECORDS = [(decode_gone, GONE_TEXT, GONE_BYTES_MAX), (decode_node_record, NODE_TEXT, NODE_RECORD_BYTES_MAX)]
+REJECTED = RejectedSegment(
+    "3e0b6f0a-5d3c-4f63-9a43-0c9d6c0c5a11", 7, 0xA1B2C3D4, 5000, "damaged", "the object's checksum is not a1b2c3d4"
+)
+REJECTED_TEXT = (
+    b'{"kind":"fleet rejected","version":1,"identity":"3e0b6f0a-5d3c-4f63-9a43-0c9d6c0c5a11","segment":7,'
+    b'"crc32":"a1b2c3d4","size_bytes":5000,"cause":"damaged","reason":"the object\'s checksum is not a1b2c3d4"}'
+)
+RECORDS = [
+    (decode_gone, GONE_TEXT, GONE_BYTES_MAX),
+    (decode_node_record, NODE_TEXT, NODE_RECORD_BYTES_MAX),
+    (decode_rejected, REJECTED_TEXT, REJECTED_BYTES_MAX),
+]
 
 
 def test_golden():
@@ -48,6 +65,8 @@ def test_golden():
     assert decode_gone(memoryview(GONE_TEXT)) == Frame(GONE, len(GONE_TEXT))
     assert encode_node_record(NODE) == NODE_TEXT
     assert decode_node_record(memoryview(NODE_TEXT)) == Frame(NODE, len(NODE_TEXT))
+    assert encode_rejected(REJECTED) == REJECTED_TEXT
+    assert decode_rejected(memoryview(REJECTED_TEXT)) == Frame(REJECTED, len(REJECTED_TEXT))
 
 
 def test_lost_bundles_from_a_position():
@@ -118,3 +137,23 @@ def test_the_largest_record_is_below_the_limit():
     too_many = {f"{at:02d}{'€' * 254}": "€" * 256 for at in range(60)}
     with pytest.raises(UsageError, match="bytes"):
         encode_node_record(dataclasses.replace(NODE, labels=too_many))
+
+
+def test_reasons_of_rejected_segments_are_cut():
+    """An error may be long, and have line breaks and bytes of a hostile node."""
+    long = dataclasses.replace(REJECTED, reason="a\nb\x1b" + "c" * 5000)
+    answer = decode_rejected(memoryview(encode_rejected(long)))
+    assert answer.value.reason.startswith("a b?cc")
+    assert len(answer.value.reason) == 1000
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("kind", "x"), ("version", 2), ("identity", "x"), ("segment", -1), ("segment", True), ("size_bytes", 2**70),
+        ("crc32", "A1B2C3D4"), ("crc32", 7), ("cause", "x"), ("reason", "\n"), ("reason", None),
+    ],
+)  # fmt: skip
+def test_invalid_rejected_segments(member, value):
+    text = json.dumps({**json.loads(REJECTED_TEXT), member: value}).encode()
+    assert isinstance(decode_rejected(memoryview(text)), Damage)

@@ -28,7 +28,7 @@ from quiver.invariant import invariant
 from quiver.metadata.port import Entry, MetadataStore
 from quiver.primitives.checksum import crc32
 
-__all__ = ["Ownership", "Watch", "acquire"]
+__all__ = ["OwnerRecord", "Ownership", "Watch", "acquire", "decode_owner"]
 
 _TTL_S_MIN = 1.0
 _TTL_S_MAX = 1e9
@@ -37,7 +37,17 @@ _KEPT_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class OwnerRecord:
+    """
+    The value of an owner's key, as JSON.
+
+    Attributes:
+        owner: its name.
+        epoch: one higher than the previous owner's.
+        ttl_s: how long it may stay silent; 0 where only the epoch decides.
+        released: whether it has ended.
+    """
+
     owner: str
     epoch: int
     ttl_s: float
@@ -48,18 +58,25 @@ class _Record:
             raise ValueError(f"epoch {self.epoch}, time to live {self.ttl_s:g} s")
 
     def encode(self) -> bytes:
+        """Return the JSON text."""
         fields = {"owner": self.owner, "epoch": self.epoch, "ttl_s": self.ttl_s, "released": self.released}
         return json.dumps(fields).encode()
 
 
-def _decode(entry: Entry) -> _Record:
+def decode_owner(entry: Entry) -> OwnerRecord:
+    """
+    Return the record in *entry*.
+
+    Raises:
+        CorruptionError: it is not the record of an owner.
+    """
     try:
         fields = json.loads(entry.value)
-        return _Record(
+        return OwnerRecord(
             str(fields["owner"]), int(fields["epoch"]), float(fields["ttl_s"]), released=bool(fields["released"])
         )
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        reason = f"not a record of an owner: {error!r}; remove this key once no process has the topic open"
+        reason = f"not a record of an owner: {error!r}; remove this key once no process uses it"
         raise CorruptionError(entry.key, 0, reason) from error
 
 
@@ -121,12 +138,12 @@ def acquire(
     while True:
         found = store.get(key)
         now = clock.monotonic()  # after the answer: a watch never starts before the record was written
-        record = _decode(found) if found else None
+        record = decode_owner(found) if found else None
         revision_seen = found.revision if found else 0
         watch.see(found, now)
         is_free = record is None or record.released or record.owner == owner or now - watch.since_s >= record.ttl_s
         if is_free:
-            mine = _Record(owner, record.epoch + 1 if record else 1, ttl_s, released=False)
+            mine = OwnerRecord(owner, record.epoch + 1 if record else 1, ttl_s, released=False)
             revision = store.commit({key: mine.encode()}, expect={key: revision_seen})
             if revision is not None:
                 was_ours = record is not None and record.owner == owner and not record.released
@@ -137,7 +154,7 @@ def acquire(
             clock.wait(sleeping, min(ttl_s, 1.0) / 4)
 
 
-def _in_use(key: str, record: _Record | None, left_s: float) -> DirectoryInUseError:
+def _in_use(key: str, record: OwnerRecord | None, left_s: float) -> DirectoryInUseError:
     if record is None:
         return DirectoryInUseError(key, "another process")
     remedy = (
@@ -157,7 +174,7 @@ class Ownership:
     """
 
     def __init__(
-        self, store: MetadataStore, key: str, record: _Record, revision: int, since: float, clock: Clock,
+        self, store: MetadataStore, key: str, record: OwnerRecord, revision: int, since: float, clock: Clock,
         *, was_ours: bool = False,
     ) -> None:  # fmt: skip
         self.key = key
@@ -236,7 +253,7 @@ class Ownership:
     def _reread(self) -> bool:
         # A renewal whose answer was lost has changed the record, which is still ours.
         found = self._store.get(self.key)
-        record = _decode(found) if found else None
+        record = decode_owner(found) if found else None
         if found is None or record is None or (record.owner, record.epoch) != (self._record.owner, self.epoch):
             self._lost = FencedError(
                 self.key,
@@ -259,7 +276,7 @@ class Ownership:
             MetadataUnavailableError: the store does not answer; the next owner waits.
         """
         with self._guard:
-            released_record = _Record(self._record.owner, self.epoch, self._record.ttl_s, released=True)
+            released_record = OwnerRecord(self._record.owner, self.epoch, self._record.ttl_s, released=True)
             self._commit({**(changes or {}), self.key: released_record.encode()}, {})
             self._end("was released by its owner")
 

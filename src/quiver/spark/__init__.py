@@ -11,6 +11,7 @@ The adapter between Spark and the logs: data sources and sinks, processors, and 
 module                   purpose
 =======================  ===========================================================================================
 `aof/`                   the format `quiver-aof`: an AOF2 log as a Spark source and sink
+`fleet/`                 the format `quiver-fleet`: all nodes of a fleet as one Spark source
 `exporters/`             exporters that run as Spark queries
 `processors/`            functions from a frame to a frame, and the treatment of bundles that they fail on
 `questdb/`               the format `questdb`, and the exporter to QuestDB

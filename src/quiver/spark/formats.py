@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quiver.spark.aof.source import AofDataSource
+from quiver.spark.fleet.source import FleetDataSource
 from quiver.spark.questdb.sink import QuestdbDataSource
 from quiver.spark.store.source import QuiverDataSource
 from quiver.spark.topics.source import TopicDataSource
@@ -14,10 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "register"]
 
-FORMATS = (QuiverDataSource, TopicDataSource, AofDataSource, QuestdbDataSource)
+FORMATS = (QuiverDataSource, FleetDataSource, TopicDataSource, AofDataSource, QuestdbDataSource)
 
 
 def register(spark: SparkSession) -> None:
-    """Register the formats `quiver`, `quiver-topic`, `quiver-aof` and `questdb` with *spark*. May be called again."""
+    """
+    Register the formats `quiver`, `quiver-fleet`, `quiver-topic`, `quiver-aof` and `questdb` with *spark*.
+
+    It may be called again.
+    """
     for source in FORMATS:
         spark.dataSource.register(source)

@@ -15,7 +15,13 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from quiver.errors import CorruptionError, ObjectNotFoundError, ObjectsUnavailableError, UsageError
+from quiver.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    ObjectNotFoundError,
+    ObjectsUnavailableError,
+    UsageError,
+)
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
@@ -31,6 +37,7 @@ __all__ = [
     "COLD_INODE",
     "ColdFiles",
     "OpenTier",
+    "fetch_checked",
     "fetch_segment",
     "object_problem",
     "read_cold_list",
@@ -97,21 +104,36 @@ def fetch_segment(tier: ObjectTier, key: str, entry: ColdSegment) -> bytes:
         CorruptionError: the object is another one, or is missing; `path` is its key.
         ObjectsUnavailableError: the tier does not answer, or has no objects of this store.
     """
+    try:
+        return fetch_checked(tier, key, size_bytes=entry.size_bytes, checksum=entry.crc32)
+    except ObjectNotFoundError:
+        require_place(tier, key)
+        raise CorruptionError(key, 0, "the object is missing in the tier") from None
+
+
+def fetch_checked(tier: ObjectTier, key: str, *, size_bytes: int, checksum: int) -> bytes:
+    """
+    Return a complete segment of *size_bytes*, whose bytes have this *checksum*, and end with it.
+
+    Raises:
+        ObjectNotFoundError: the object does not exist.
+        CorruptionError: the object is another one; `path` is its key.
+        ObjectsUnavailableError: the tier does not answer.
+    """
     reason = ""
     for _ in range(_TRIES):
         try:
-            data = tier.get(key, size_max=entry.size_bytes)
-        except ObjectNotFoundError:
-            require_place(tier, key)
-            raise CorruptionError(key, 0, "the object is missing in the tier") from None
+            data = tier.get(key, size_max=size_bytes)
+        except (ObjectNotFoundError, AccessDeniedError):
+            raise
         except UsageError as error:
             raise CorruptionError(key, 0, str(error)) from error
-        if len(data) != entry.size_bytes:
-            reason = f"{len(data)} bytes were received, the segment has {entry.size_bytes}"
-        elif crc32(memoryview(data)[:-_CRC_BYTES]) != entry.crc32 or data[-_CRC_BYTES:] != entry.crc32.to_bytes(
+        if len(data) != size_bytes:
+            reason = f"{len(data)} bytes were received, the segment has {size_bytes}"
+        elif crc32(memoryview(data)[:-_CRC_BYTES]) != checksum or data[-_CRC_BYTES:] != checksum.to_bytes(
             _CRC_BYTES, "little"
         ):
-            reason = f"the object's checksum is not {entry.crc32:08x}"
+            reason = f"the object's checksum is not {checksum:08x}"
         else:
             return data
     raise CorruptionError(key, 0, reason)

@@ -22,6 +22,7 @@ module                  purpose
 `checkpoint.py`         a query's checkpoint on a local disk, made durable
 `listing.py`            the subscribers, their lag, and changes that an operator makes
 `check.py`              verification of every file, alone and against the others
+`fleet/`                a fleet from its bucket: listings, records of nodes, positions, batches
 `export.py`             batches to Parquet, Arrow or JSON Lines
 `doctor.py`             measurements of the disk, with their consequences
 `written_by.py`         the format profile and slot table that a directory was written with

@@ -106,6 +106,17 @@ class SegmentReader:
         mapping = fs.map_read(path)
         view = mapping.view()
         mapping.close()
+        return cls.from_view(path, view, verified=verified)
+
+    @classmethod
+    def from_view(cls, path: str, view: memoryview, *, verified: VerifiedSegments | None = None) -> SegmentReader:
+        """
+        Read directory and manifest of the segment in *view*, which errors call *path*.
+
+        Raises:
+            CorruptionError: it is not a complete segment; the error has the place and the reason.
+            UnsupportedFormatError: a valid segment of a newer version.
+        """
         answer = decode_segment_footer(view)
         if isinstance(answer, NeedMore):
             raise CorruptionError(path, len(view), as_damage(answer, len(view)).reason)

@@ -10,6 +10,7 @@ The keys of a fleet's objects, built and parsed, below the root of the fleet.
     acks/<subscriber>/<shard>                                  positions of a subscriber, for the nodes
     offsets/<subscriber>/<generation>                          one batch of a subscriber
     owner/<subscriber>                                         which process runs the subscriber
+    rejected/<subscriber>/<generation>/<identity>-<number>.json   a segment of a batch that could not be read
 
 The identity is that of the store (`quiver.id`), a random UUID. The shard is the first two of its digits, so 256 folders
 have about equally many nodes, and can be listed concurrently.
@@ -32,6 +33,7 @@ __all__ = [
     "NODES_FOLDER",
     "NODE_NAME_CHARS_MAX",
     "OFFSETS_FOLDER",
+    "REJECTED_FOLDER",
     "SHARDS",
     "InboxObject",
     "acks_key",
@@ -47,6 +49,10 @@ __all__ = [
     "parse_inbox_key",
     "parse_node_key",
     "parse_offsets_key",
+    "parse_rejected_key",
+    "quarantine_key",
+    "rejected_folder",
+    "rejected_key",
     "segment_key",
     "shard_of",
 ]
@@ -55,6 +61,7 @@ INBOX_FOLDER = "inbox"
 NODES_FOLDER = "nodes"
 ACKS_FOLDER = "acks"
 OFFSETS_FOLDER = "offsets"
+REJECTED_FOLDER = "rejected"
 _OWNER_FOLDER = "owner"
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
@@ -66,6 +73,7 @@ _NODE_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{NODE_NAME_CHARS_MAX -
 _NUMBER = r"([0-9]{16}|[1-9][0-9]{16,19})"
 _GONE = re.compile(rf"{_NUMBER}-{_NUMBER}\.gone")
 _GENERATION = re.compile(_NUMBER)
+_REJECTED_KEY = re.compile(rf"{REJECTED_FOLDER}/[^/]+/{_NUMBER}/([0-9a-f-]{{36}})-{_NUMBER}\.json")
 _INBOX_KEY = re.compile(rf"{INBOX_FOLDER}/([0-9a-f]{{2}})/([0-9a-f-]{{36}})/segments/([^/]+)")
 _NODE_KEY = re.compile(rf"{NODES_FOLDER}/([0-9a-f]{{2}})/([0-9a-f-]{{36}})\.json")
 
@@ -243,3 +251,43 @@ def owner_key(subscriber: str) -> str:
     """
     check_subscriber_id(subscriber)
     return f"{_OWNER_FOLDER}/{subscriber}"
+
+
+def quarantine_key(identity: str, number: int, crc32: int) -> str:
+    """
+    Return the key of the copy of a node's segment that a reader rejected.
+
+    Raises:
+        UsageError: *identity* is not a UUID.
+    """
+    return f"{inbox_folder(identity)}/quarantine/{object_name(number, crc32)}"
+
+
+def rejected_folder(subscriber: str, generation: int | None = None) -> str:
+    """
+    Return the folder of the segments that *subscriber* rejected, in one batch or in all of them.
+
+    Raises:
+        UsageError: *subscriber* is not a valid id.
+    """
+    check_subscriber_id(subscriber)
+    below = "" if generation is None else f"/{generation:016d}"
+    return f"{REJECTED_FOLDER}/{subscriber}{below}"
+
+
+def rejected_key(subscriber: str, generation: int, identity: str, number: int) -> str:
+    """
+    Return the key of the record that *subscriber* rejected a segment in a batch.
+
+    Raises:
+        UsageError: *subscriber* is not a valid id, or *identity* is not a UUID.
+    """
+    return f"{rejected_folder(subscriber, generation)}/{_check_identity(identity)}-{number:016d}.json"
+
+
+def parse_rejected_key(key: str) -> tuple[int, str, int] | None:
+    """Return generation, identity and segment number of a record of any subscriber; None if it is not such a key."""
+    match = _REJECTED_KEY.fullmatch(key)
+    if match is None or not is_identity(match[2]) or max(int(match[1]), int(match[3])) > U64_MAX:
+        return None
+    return int(match[1]), match[2], int(match[3])
