@@ -35,6 +35,7 @@ __all__ = ["DirectoryObjects"]
 _PARTS = ".parts"
 _LEFTOVER_AGE_NS = 24 * 3600 * 1_000_000_000
 _COPY_BYTES = 4 << 20
+_FOLDERS_MAX = 1024
 
 
 class DirectoryObjects:
@@ -59,6 +60,8 @@ class DirectoryObjects:
         self._root = root.rstrip("/")
         self._parts = f"{self._root}/{_PARTS}"
         self._next = 0
+        self._folders: set[str] = set()
+        """Folders that are durable."""
         fs.make_dirs(self._parts)
         self._remove_leftovers(clock.now_ns())
 
@@ -106,9 +109,17 @@ class DirectoryObjects:
         finally:
             lock.release()
 
+    def _make_folder(self, folder: str) -> None:
+        if folder in self._folders and self._fs.exists(folder):
+            return  # creating it again would sync its parent for every object
+        self._fs.make_dirs(folder)
+        if len(self._folders) == _FOLDERS_MAX:
+            self._folders.clear()
+        self._folders.add(folder)
+
     def _write(self, key: str, parts: Iterable[Buffer], *, if_absent: bool) -> ObjectInfo:
         target = self._path(key)
-        self._fs.make_dirs(os.path.dirname(target))  # noqa: PTH120
+        self._make_folder(os.path.dirname(target))  # noqa: PTH120
         file = self._new_part()
         named = False
         try:

@@ -7,6 +7,7 @@ import pytest
 from disk_files import PowerCut
 from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError
+from quiver.spark.exporters.commit_records import encode_record
 from quiver.spark.exporters.parquet_commit import (
     RECORDS_KEPT,
     ExportCommitter,
@@ -291,10 +292,8 @@ def test_a_damaged_record_is_reported():
 
 def test_a_record_of_version_1_is_read():
     """It names one store and one position."""
-    from quiver.spark.exporters.parquet_commit import _checksum
-
-    body = {"v": 1, "batch": 4, "store": STORE, "subscriber": "exp", "through": {"seq": 7, "idx": 3}, "files": []}
-    data = json.dumps({"crc32": _checksum(body), "record": body}).encode()
+    body = {"batch": 4, "store": STORE, "subscriber": "exp", "through": {"seq": 7, "idx": 3}, "files": []}
+    data = encode_record(1, body)
     assert ExportRecord.decode(data, "record") == ExportRecord(4, "exp", {STORE: BundleRef(7, 3)}, ())
 
 

@@ -65,7 +65,7 @@ def test_memory_is_bounded_over_all_partitions(tmp_path, monkeypatch):
     files = PartFiles(staging_in(tmp_path, "directory"), FileLayout(partition_by=PartitionBy(("k",))), "t")
     for number in range(100):
         files.add("t", pa.record_batch({"k": [str(number % 3)] * 10, "data": [os.urandom(100) for _ in range(10)]}))
-        assert sum(one.waiting_bytes for one in files._open.values()) == files._waiting_bytes <= 40_000
+        assert sum(one.writer.waiting_bytes for one in files._open.values()) == files._waiting_bytes <= 40_000
     assert sum(part.rows for part in files.finish()) == 1000
 
 

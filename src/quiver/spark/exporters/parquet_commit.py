@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -33,18 +32,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from quiver.bundle import BundleRef
-from quiver.errors import CorruptionError
 from quiver.invariant import invariant
-from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
+from quiver.spark.exporters.commit_records import (
+    RECORD_BYTES_MAX,
+    decode_positions,
+    decode_record,
+    encode_positions,
+    encode_record,
+)
 from quiver.store.reading.offsets import STORE_UNKNOWN
 
 __all__ = [
     "INDIVIDUAL_PREFIX",
     "RECORDS_DIR",
     "RECORDS_KEPT",
-    "RECORD_BYTES_MAX",
     "ExportCommitter",
     "ExportRecord",
     "StagedFile",
@@ -64,7 +67,6 @@ RECORDS_KEPT = 100
 RECORD_VERSION = 2
 _ONE_STORE_VERSION = 1
 """A record of this version has one store and one position."""
-RECORD_BYTES_MAX = 64 * 1024 * 1024
 _QUERY_CHARACTERS = 8
 
 
@@ -105,19 +107,18 @@ class ExportRecord:
 
     def encode(self) -> bytes:
         """Return the record as JSON with a CRC-32 over its body."""
-        body = {
-            "v": RECORD_VERSION,
-            "batch": self.batch,
-            "subscriber": self.subscriber,
-            "through": {
-                store: {"seq": position.segment, "idx": position.index} for store, position in self.through.items()
+        return encode_record(
+            RECORD_VERSION,
+            {
+                "batch": self.batch,
+                "subscriber": self.subscriber,
+                "through": encode_positions(self.through),
+                "files": [
+                    {"table": part.table, "part": part.name, "file": name, "rows": part.rows, "bytes": part.size_bytes}
+                    for part, name in self.files
+                ],
             },
-            "files": [
-                {"table": part.table, "part": part.name, "file": name, "rows": part.rows, "bytes": part.size_bytes}
-                for part, name in self.files
-            ],
-        }
-        return json.dumps({"crc32": _checksum(body), "record": body}, indent=1).encode()
+        )
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> ExportRecord:
@@ -127,25 +128,16 @@ class ExportRecord:
         Raises:
             CorruptionError: the record is damaged, or has a newer version.
         """
-        try:
-            value = json.loads(data)
-            body = value["record"]
-            if value["crc32"] != _checksum(body):
-                raise CorruptionError(path, 0, "the commit record does not match its checksum")
-            version = body["v"]
-            if version not in {_ONE_STORE_VERSION, RECORD_VERSION}:
-                raise CorruptionError(
-                    path, 0, f"the commit record has version {version}; this release reads {RECORD_VERSION}"
-                )
-            files = tuple(
-                (StagedFile(entry["table"], entry["part"], entry["rows"], entry["bytes"]), str(entry["file"]))
-                for entry in body["files"]
-            )
-            reached = body["through"] if version == RECORD_VERSION else {body["store"]: body["through"]}
-            through = {str(store): BundleRef(place["seq"], place["idx"]) for store, place in reached.items()}
-            return cls(body["batch"], body["subscriber"], through, files)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptionError(path, 0, "the file is not a commit record") from error
+        return decode_record(data, path, "commit record", {_ONE_STORE_VERSION, RECORD_VERSION}, cls._parsed)
+
+    @classmethod
+    def _parsed(cls, body: dict[str, Any]) -> ExportRecord:
+        files = tuple(
+            (StagedFile(entry["table"], entry["part"], entry["rows"], entry["bytes"]), str(entry["file"]))
+            for entry in body["files"]
+        )
+        reached = body["through"] if body["v"] == RECORD_VERSION else {body["store"]: body["through"]}
+        return cls(body["batch"], body["subscriber"], decode_positions(reached), files)
 
 
 def individual_id(subscriber: str, bundle: str) -> str:
@@ -360,7 +352,3 @@ def record_batch_of(name: str) -> int | None:
     """Return the number of the batch whose record has this file name; None for other names."""
     stem, dot, suffix = name.partition(".")
     return int(stem) if dot and suffix == "json" and stem.isdecimal() else None
-
-
-def _checksum(body: Any) -> str:
-    return f"{crc32(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"

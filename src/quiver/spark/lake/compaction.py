@@ -19,13 +19,14 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quiver.bundle import batch_bytes, schema_fingerprint
+from quiver.bundle import schema_fingerprint
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CorruptionError, ObjectNotFoundError, TransientError
 from quiver.invariant import invariant
 from quiver.objects.port import ObjectTier
-from quiver.otap.views.parquet_options import parquet_options
-from quiver.spark.exporters.parquet_commit import RECORD_BYTES_MAX, RECORDS_DIR, ExportRecord, record_batch_of
+from quiver.spark.exporters.commit_records import RECORD_BYTES_MAX
+from quiver.spark.exporters.parquet_commit import RECORDS_DIR, ExportRecord, record_batch_of
+from quiver.spark.exporters.row_groups import RowGroupWriter
 from quiver.spark.lake.compaction_log import CompactionLog, CompactionRecord, LakeFile, visible_files
 from quiver.spark.lake.object_commit import STAGED_DIR
 from quiver.spark.lake.staging import send_file
@@ -34,7 +35,6 @@ __all__ = ["Compacted", "CompactionGroup", "LakeCompactor"]
 
 _OWN_NAME = re.compile(r"(?:(?:[0-9a-f]{8}|apart-[0-9a-f]{32})-[0-9]{10}-[0-9]+|compacted-[0-9]{10})\.parquet")
 _PIECE_BYTES = 8 << 20
-_ROW_GROUP_BYTES = 32 << 20
 _ROWS = 65_536
 
 
@@ -238,21 +238,14 @@ class LakeCompactor:
 
 def _merge_into(target: IO[bytes], sources: Sequence[Any], compression: str) -> int:
     """Write the rows of all *sources* in their order, and return their number."""
-    rows = 0
-    waiting: list[pa.RecordBatch] = []
-    size = 0
-    schema = sources[0].schema_arrow
-    with pq.ParquetWriter(target, schema, compression=compression, **parquet_options(schema)) as writer:
+    writer = RowGroupWriter(target, sources[0].schema_arrow, compression=compression)
+    try:
         for source in sources:
             for batch in source.iter_batches(batch_size=_ROWS):
-                waiting.append(batch)
-                rows += batch.num_rows
-                size += batch_bytes(batch)
-                if size >= _ROW_GROUP_BYTES:
-                    writer.write_table(pa.Table.from_batches(waiting))
-                    waiting, size = [], 0
-        if waiting:
-            writer.write_table(pa.Table.from_batches(waiting))
+                writer.add(batch)
+        writer.finish()
+    finally:
+        writer.close()
     expected = sum(source.metadata.num_rows for source in sources)
-    invariant(rows == expected, "a compacted file has all rows of its inputs")
-    return rows
+    invariant(writer.rows == expected, "a compacted file has all rows of its inputs")
+    return writer.rows

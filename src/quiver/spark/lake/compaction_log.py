@@ -20,15 +20,14 @@ that asks `CompactionLog.current_files` never does: the record tells which files
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from quiver.errors import CorruptionError, ObjectExistsError, ObjectNotFoundError, ObjectsUnavailableError
 from quiver.invariant import invariant
 from quiver.objects.port import ObjectInfo, ObjectTier
-from quiver.primitives.checksum import crc32
+from quiver.spark.exporters.commit_records import RECORD_BYTES_MAX, decode_record, encode_record
 
 __all__ = ["COMPACTION_DIR", "CompactionLog", "CompactionRecord", "LakeFile", "visible_files"]
 
@@ -36,7 +35,6 @@ COMPACTION_DIR = "_compaction"
 RECORDS_KEPT = 100
 _STAGED = f"{COMPACTION_DIR}/staged"
 _RECORD_VERSION = 1
-_RECORD_BYTES_MAX = 16 << 20
 _LISTINGS_MAX = 10
 
 
@@ -75,8 +73,7 @@ class CompactionRecord:
 
     def encode(self) -> bytes:
         """Return the record as JSON with a CRC-32 over its body."""
-        body = {"v": _RECORD_VERSION, **asdict(self)}
-        return json.dumps({"crc32": _checksum(body), "record": body}, indent=1).encode()
+        return encode_record(_RECORD_VERSION, asdict(self))
 
     @classmethod
     def decode(cls, data: bytes, key: str) -> CompactionRecord:
@@ -86,20 +83,13 @@ class CompactionRecord:
         Raises:
             CorruptionError: the record is damaged, or has a newer version.
         """
-        try:
-            value = json.loads(data)
-            body = value["record"]
-            if value["crc32"] != _checksum(body):
-                raise CorruptionError(key, 0, "the record of a compaction does not match its checksum")
-            if body["v"] != _RECORD_VERSION:
-                raise CorruptionError(
-                    key, 0, f"the record of a compaction has version {body['v']}; this release reads {_RECORD_VERSION}"
-                )
-            inputs = tuple(LakeFile(str(one["key"]), int(one["size_bytes"])) for one in body["inputs"])
-            output = LakeFile(str(body["output"]["key"]), int(body["output"]["size_bytes"]))
-            return cls(int(body["number"]), str(body["part"]), output, int(body["rows"]), inputs)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptionError(key, 0, "the object is not the record of a compaction") from error
+        return decode_record(data, key, "record of a compaction", {_RECORD_VERSION}, cls._parsed)
+
+    @classmethod
+    def _parsed(cls, body: dict[str, Any]) -> CompactionRecord:
+        inputs = tuple(LakeFile(str(one["key"]), int(one["size_bytes"])) for one in body["inputs"])
+        output = LakeFile(str(body["output"]["key"]), int(body["output"]["size_bytes"]))
+        return cls(int(body["number"]), str(body["part"]), output, int(body["rows"]), inputs)
 
 
 class CompactionLog:
@@ -126,7 +116,7 @@ class CompactionLog:
         if number is None:
             return None
         key = _record_key(number)
-        return CompactionRecord.decode(self._objects.get(key, size_max=_RECORD_BYTES_MAX), key)
+        return CompactionRecord.decode(self._objects.get(key, size_max=RECORD_BYTES_MAX), key)
 
     def staged_key(self, number: int, token: str) -> str:
         """Return the key of the part of compaction *number*; *token* distinguishes compactors."""
@@ -226,7 +216,3 @@ def _number_of(key: str) -> int | None:
 def _part_number(key: str) -> int:
     digits = key.removeprefix(f"{_STAGED}/").partition("-")[0]
     return int(digits) if digits.isdecimal() else 2**63
-
-
-def _checksum(body: Mapping[str, Any] | Sequence[Any]) -> str:
-    return f"{crc32(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"

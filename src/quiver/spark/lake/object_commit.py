@@ -32,9 +32,9 @@ from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CorruptionError, ObjectExistsError, ObjectNotFoundError, ObjectsUnavailableError, QuiverError
 from quiver.objects.port import ObjectTier
+from quiver.spark.exporters.commit_records import RECORD_BYTES_MAX
 from quiver.spark.exporters.parquet_commit import (
     INDIVIDUAL_PREFIX,
-    RECORD_BYTES_MAX,
     RECORDS_DIR,
     RECORDS_KEPT,
     ExportRecord,

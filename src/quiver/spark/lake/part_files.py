@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from quiver.bundle import batch_bytes, schema_fingerprint
+from quiver.bundle import schema_fingerprint
 from quiver.errors import UsageError
-from quiver.otap.views.parquet_options import parquet_options
 from quiver.spark.exporters.parquet_commit import StagedFile
+from quiver.spark.exporters.row_groups import ROW_GROUP_BYTES, RowGroupWriter
 
 if TYPE_CHECKING:
     from quiver.spark.lake.layout import FileLayout
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PartFiles"]
 
-_ROW_GROUP_BYTES = 32 << 20
 _WAITING_BYTES_MAX = 128 << 20
 """The rows of all partitions of a task that wait for their row group."""
 
@@ -30,10 +28,7 @@ class _Open:
     directory: str
     name: str
     file: StagingFile
-    writer: Any
-    rows: int = 0
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_bytes: int = 0
+    writer: RowGroupWriter
 
 
 class PartFiles:
@@ -55,7 +50,7 @@ class PartFiles:
         self._count = 0
         self._waiting_bytes = 0
         limit = layout.file_bytes_max
-        self._group_bytes = _ROW_GROUP_BYTES if limit is None else min(limit, _ROW_GROUP_BYTES)
+        self._group_bytes = ROW_GROUP_BYTES if limit is None else min(limit, ROW_GROUP_BYTES)
 
     def add(self, table: str, batch: pa.RecordBatch) -> None:
         """
@@ -71,17 +66,14 @@ class PartFiles:
                 continue
             key = (directory, schema_fingerprint(rows.schema))
             part = self._open.get(key) or self._begin(key, rows.schema)
-            part.rows += rows.num_rows
-            part.waiting.append(rows)
-            size = batch_bytes(rows)
-            part.waiting_bytes += size
-            self._waiting_bytes += size
-            if part.waiting_bytes >= self._group_bytes:
-                self._flush(part)
-                if self._layout.file_bytes_max is not None and part.file.sink.tell() >= self._layout.file_bytes_max:
-                    self._finish(self._open.pop(key))
+            before = part.writer.waiting_bytes
+            is_written = part.writer.add(rows)
+            self._waiting_bytes += part.writer.waiting_bytes - before
+            limit = self._layout.file_bytes_max
+            if is_written and limit is not None and part.file.sink.tell() >= limit:
+                self._finish(self._open.pop(key))
             while self._waiting_bytes > _WAITING_BYTES_MAX:
-                self._flush(max(self._open.values(), key=lambda one: one.waiting_bytes))
+                self._flush(max((one.writer for one in self._open.values()), key=lambda one: one.waiting_bytes))
 
     def _begin(self, key: tuple[str, bytes], schema: pa.Schema) -> _Open:
         if len(self._open) >= self._layout.partitions_max:
@@ -94,8 +86,8 @@ class PartFiles:
         self._count += 1
         file = self._staging.begin(directory, name)
         try:
-            writer = pq.ParquetWriter(
-                file.sink, schema, compression=self._layout.compression, **parquet_options(schema)
+            writer = RowGroupWriter(
+                file.sink, schema, compression=self._layout.compression, group_bytes=self._group_bytes
             )
         except BaseException:
             file.discard()
@@ -103,22 +95,19 @@ class PartFiles:
         self._open[key] = _Open(directory, name, file, writer)
         return self._open[key]
 
-    def _flush(self, part: _Open) -> None:
-        if part.waiting:
-            # One row group for many small bundles, because each group costs readers time.
-            part.writer.write_table(pa.Table.from_batches(part.waiting))
-            self._waiting_bytes -= part.waiting_bytes
-            part.waiting, part.waiting_bytes = [], 0
+    def _flush(self, writer: RowGroupWriter) -> None:
+        self._waiting_bytes -= writer.waiting_bytes
+        writer.flush()
 
     def _finish(self, part: _Open) -> None:
         try:
-            self._flush(part)
-            part.writer.close()
+            self._flush(part.writer)
+            part.writer.finish()
             part.file.sink.close()
             size_bytes = part.file.finish()
         finally:
             part.file.discard()
-        self._finished.append(StagedFile(part.directory, part.name, part.rows, size_bytes))
+        self._finished.append(StagedFile(part.directory, part.name, part.writer.rows, size_bytes))
 
     def finish(self) -> list[StagedFile]:
         """

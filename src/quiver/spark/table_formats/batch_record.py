@@ -1,25 +1,22 @@
 """
 The record of a batch: its data files in all tables, and the positions that it reaches. Pure.
 
-It is JSON, with a CRC-32 over its body. It is written once, before the first table gets the batch: from then on the
-batch consists of exactly these files, whatever is killed. `export.py` describes the order.
+It is written once, before the first table gets the batch: from then on the batch consists of exactly these files,
+whatever is killed. `export.py` describes the order.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from quiver.bundle import BundleRef
-from quiver.errors import CorruptionError
-from quiver.primitives.checksum import crc32
+from quiver.spark.exporters.commit_records import decode_positions, decode_record, encode_positions, encode_record
 from quiver.spark.table_formats.partition_spec import PartitionValues
 
-__all__ = ["RECORD_BYTES_MAX", "BatchRecord", "DataFile"]
+__all__ = ["BatchRecord", "DataFile"]
 
-RECORD_BYTES_MAX = 64 * 1024 * 1024
 RECORD_VERSION = 1
 
 
@@ -75,26 +72,25 @@ class BatchRecord:
 
     def encode(self) -> bytes:
         """Return the record as JSON."""
-        body = {
-            "v": RECORD_VERSION,
-            "query": self.query,
-            "batch": self.batch,
-            "subscriber": self.subscriber,
-            "through": {
-                store: {"seq": position.segment, "idx": position.index} for store, position in self.through.items()
+        return encode_record(
+            RECORD_VERSION,
+            {
+                "query": self.query,
+                "batch": self.batch,
+                "subscriber": self.subscriber,
+                "through": encode_positions(self.through),
+                "files": [
+                    {
+                        "table": one.table,
+                        "path": one.path,
+                        "rows": one.rows,
+                        "bytes": one.size_bytes,
+                        "partition": list(one.partition),
+                    }
+                    for one in self.files
+                ],
             },
-            "files": [
-                {
-                    "table": one.table,
-                    "path": one.path,
-                    "rows": one.rows,
-                    "bytes": one.size_bytes,
-                    "partition": list(one.partition),
-                }
-                for one in self.files
-            ],
-        }
-        return json.dumps({"crc32": _checksum(body), "record": body}, indent=1).encode()
+        )
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> BatchRecord:
@@ -104,28 +100,17 @@ class BatchRecord:
         Raises:
             CorruptionError: the record is damaged, or has a newer version.
         """
-        try:
-            value = json.loads(data)
-            body = value["record"]
-            if value["crc32"] != _checksum(body):
-                raise CorruptionError(path, 0, "the record of a batch does not match its checksum")
-            if body["v"] != RECORD_VERSION:
-                raise CorruptionError(
-                    path, 0, f"the record of a batch has version {body['v']}; this release reads {RECORD_VERSION}"
-                )
-            return cls(
-                str(body["query"]),
-                int(body["batch"]),
-                str(body["subscriber"]),
-                {str(store): BundleRef(place["seq"], place["idx"]) for store, place in body["through"].items()},
-                tuple(
-                    DataFile(one["table"], one["path"], one["rows"], one["bytes"], tuple(one["partition"]))
-                    for one in body["files"]
-                ),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptionError(path, 0, "the file is not the record of a batch") from error
+        return decode_record(data, path, "record of a batch", {RECORD_VERSION}, cls._parsed)
 
-
-def _checksum(body: Any) -> str:
-    return f"{crc32(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"
+    @classmethod
+    def _parsed(cls, body: dict[str, Any]) -> BatchRecord:
+        return cls(
+            str(body["query"]),
+            int(body["batch"]),
+            str(body["subscriber"]),
+            decode_positions(body["through"]),
+            tuple(
+                DataFile(one["table"], one["path"], one["rows"], one["bytes"], tuple(one["partition"]))
+                for one in body["files"]
+            ),
+        )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from quiver.bundle import batch_bytes
+from quiver.spark.exporters.row_groups import RowGroupWriter
 from quiver.spark.store.sink_stage import task_place
 from quiver.spark.table_formats.batch_record import DataFile
 from quiver.spark.table_formats.footer import encode_footer
@@ -33,7 +32,6 @@ _RESULT_ARROW = pa.schema(
     ]
 )
 
-_ROW_GROUP_BYTES = 32 * 1024 * 1024
 _OPEN_FILES_MAX = 64
 """Times that are wrong may be in any number of partitions. Then a partition gets several files of a task."""
 
@@ -52,28 +50,13 @@ def data_file(row: Any) -> DataFile:
     )
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _OpenFile:
     name: str
     partition: PartitionValues
     file: NewFile
-    writer: Any
+    writer: RowGroupWriter
     footers: list[Any]
-    rows: int = 0
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_bytes: int = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        self.rows += batch.num_rows
-        self.waiting.append(batch)
-        self.waiting_bytes += batch_bytes(batch)
-        if self.waiting_bytes >= _ROW_GROUP_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        if self.waiting:
-            self.writer.write_table(pa.Table.from_batches(self.waiting))
-            self.waiting, self.waiting_bytes = [], 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +109,7 @@ class WriteTask:
                         rows.append(self._finished(open_files, next(iter(open_files))))
                     open_files[values] = self._open(f"{self.folder}{name}-{number}.parquet", values)
                     number += 1
-                open_files[values].add(batch.drop_columns(list(self.omitted)) if self.omitted else batch)
+                open_files[values].writer.add(batch.drop_columns(list(self.omitted)) if self.omitted else batch)
             rows += [self._finished(open_files, values) for values in list(open_files)]
         finally:
             for one in open_files.values():
@@ -139,19 +122,18 @@ class WriteTask:
         file = self.place.new_file(f"{self.table}/{path}")
         footers: list[Any] = []
         stored = pa.schema([field for field in self.schema if field.name not in self.omitted])
-        writer = pq.ParquetWriter(file.path, stored, compression=self.compression, metadata_collector=footers)
+        writer = RowGroupWriter(file.path, stored, compression=self.compression, footers=footers)
         return _OpenFile(path, partition, file, writer, footers)
 
     def _finished(self, open_files: dict[PartitionValues, _OpenFile], values: PartitionValues) -> dict[str, Any]:
         one = open_files[values]
-        one.flush()
-        one.writer.close()
+        one.writer.finish()
         size_bytes = one.file.finish()
         del open_files[values]
         return {
             "table": self.table,
             "path": one.name,
-            "rows": one.rows,
+            "rows": one.writer.rows,
             "bytes": size_bytes,
             "partition": json.dumps(one.partition),
             "footer": encode_footer(one.footers[0]),

@@ -78,7 +78,7 @@ class DeltaTables:
         if self._loaded(table) is None:
             self._create(table, schema)
         for _ in range(CONFLICTS_MAX):
-            delta = self._fresh(table)
+            delta = self._existing(table)
             existing = pa.schema(delta.schema())
             partitions = _partitions_of(delta, self._settings.partitions)
             derived = {field.name for field in partitions if field.transform != "identity"}
@@ -113,7 +113,7 @@ class DeltaTables:
         Raises:
             TransientError: other writers of the table were faster, again and again.
         """
-        delta = self._fresh(table)
+        delta = self._existing(table)
         now_ms = self._clock.now_ns() // 1_000_000
         partitions = _partitions_of(delta, self._settings.partitions)
         adds: list[AddAction | RemoveAction] = [
@@ -205,11 +205,16 @@ class DeltaTables:
                 return None
         return self._known[table]
 
-    def _fresh(self, table: str) -> DeltaTable:
-        """Return the table at its latest version."""
+    def _existing(self, table: str) -> DeltaTable:
+        """Return the table at the version that was loaded last."""
         delta = self._loaded(table)
         if delta is None:
             raise UsageError(f"there is no Delta table at {self._place.uri(table)} any more; restart the exporter")
+        return delta
+
+    def _fresh(self, table: str) -> DeltaTable:
+        """Return the table at its latest version."""
+        delta = self._existing(table)
         delta.update_incremental()
         return delta
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import reduce
@@ -82,6 +82,8 @@ class TableFormat(Protocol):
         """
         Create *table* if it does not exist, and add the columns of *schema* that it does not have.
 
+        It may use the table as `has` found it.
+
         Raises:
             UsageError: a type cannot be stored, differs from the type in the table, or the table may not change.
         """
@@ -92,6 +94,8 @@ class TableFormat(Protocol):
     def commit(self, table: str, record: BatchRecord) -> None:
         """
         Add the files of *record* to *table*, unless it has the batch. Durable on return.
+
+        The first attempt is based on the table as `has` found it, and fails if another writer has committed since.
 
         Raises:
             TransientError: other writers of the table were faster, again and again.
@@ -128,6 +132,8 @@ class TableFormatExporter:
         self._settings = settings
         self._clock = clock
         self._maintained_s = clock.monotonic()
+        self._unmaintained: set[str] = set()
+        """Tables that got rows since then."""
         self._opened: BatchRecords | None = None
         self._recovered: set[str] = set()
         self._through: dict[str, BundleRef] = {}
@@ -201,18 +207,21 @@ class TableFormatExporter:
             writes.append(frame.mapInArrow(task, RESULT_SCHEMA))
         files = self._written(writes, folders, attempt)
         self._commit(files, batch)
-        self._maintain(inputs)
+        self._unmaintained.update(inputs)
+        self._maintain()
         return ExportedAmount(sum(one.rows for one in files), sum(one.size_bytes for one in files))
 
-    def _maintain(self, tables: Iterable[str]) -> None:
-        """Maintain *tables* if it is time. Nothing else waits for it, and no failure of it loses data."""
+    def _maintain(self) -> None:
+        """Maintain the tables if it is time. Nothing else waits for it, and no failure of it loses data."""
         interval_s, now_s = self._settings.maintenance_interval_s, self._clock.monotonic()
         if interval_s is None or now_s - self._maintained_s < interval_s:
             return
+        tables, self._unmaintained = sorted(self._unmaintained), set()
         for table in tables:
             try:
                 self._tables.maintain(table, self._settings.maintenance)
             except Exception as error:  # noqa: BLE001 - the batch is exported; the next maintenance tries again
+                self._unmaintained.add(table)
                 _log.warning("quiver.spark.table_maintenance_failed table=%s reason=%s", table, error)
         self._maintained_s = self._clock.monotonic()
 
@@ -235,8 +244,11 @@ class TableFormatExporter:
         through = merged((self._through, batch.through or {}))
         written = BatchRecord(batch.query, batch.number, self._subscriber, through, files)
         record = self._records.put(written)
-        # The footers are in memory only if this attempt decided the batch.
-        self._roll_forward(written if record == written else record)
+        if record == written:
+            for table in written.tables:  # the files are there, and their footers in memory
+                self._tables.commit(table, written)
+        else:
+            self._roll_forward(record)
         if not batch.query.startswith(INDIVIDUAL_PREFIX):
             self._through = merged((self._through, record.through))
 
@@ -245,7 +257,7 @@ class TableFormatExporter:
         lacking = [table for table in record.tables if not self._tables.has(table, record.query, record.batch)]
         for table in lacking:
             for one in record.files_of(table):
-                if one.footer is None and not self._place.exists(f"{table}/{one.path}"):
+                if not self._place.exists(f"{table}/{one.path}"):
                     return self._incomplete(record, f"{table}/{one.path}", may_rewrite=may_rewrite)
         for table in lacking:
             self._tables.commit(table, record)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import io
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,9 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import (
+    DataFileStatistics,
+    MetricModeTypes,
+    MetricsMode,
     _pyarrow_to_schema_without_ids,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -29,7 +33,9 @@ from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField as IcebergField
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import TableUpdate
 from pyiceberg.transforms import (
     DayTransform,
     HourTransform,
@@ -123,8 +129,8 @@ class IcebergTables:
             self._create(table, schema)
         self._check_location(table)
         may_change = self._settings.schema_changes == "add"
+        iceberg = self._existing(table)
         for _ in range(CONFLICTS_MAX):
-            iceberg = self._fresh(table)
             existing = _arrow_schema(iceberg)
             grown = grown_schema(table, existing, _iceberg_types(schema), widens=_widens, may_change=may_change)
             if grown.equals(existing):
@@ -133,7 +139,8 @@ class IcebergTables:
                 with iceberg.update_schema() as update:
                     update.union_by_name(_without_ids(grown))
             except CommitFailedException:
-                continue  # another writer: look again which columns are missing
+                pass  # another writer: look again which columns are missing
+            iceberg = self._fresh(table)
         raise TransientError(f"table {table}: other writers changed it {CONFLICTS_MAX} times; the batch is retried")
 
     def has(self, table: str, query: str, batch: int) -> bool:
@@ -147,13 +154,12 @@ class IcebergTables:
         Raises:
             TransientError: other writers of the table were faster, again and again.
         """
+        iceberg = self._existing(table)
         for _ in range(CONFLICTS_MAX):
-            iceberg = self._fresh(table)
             if _has(iceberg, record.query, record.batch):
                 return
             properties = {"quiver.query": record.query, "quiver.batch": str(record.batch)}
-            without_retries(iceberg)
-            transaction = iceberg.transaction()
+            transaction = CommitTransaction(iceberg)
             transaction.set_properties({batch_property(record.query): str(record.batch)})
             with transaction.update_snapshot(snapshot_properties=properties).merge_append() as append:
                 for one in record.files_of(table):
@@ -161,6 +167,7 @@ class IcebergTables:
             try:
                 transaction.commit_transaction()
             except CommitFailedException:
+                iceberg = self._fresh(table)
                 continue
             return
         raise TransientError(f"table {table}: other writers were faster {CONFLICTS_MAX} times; the batch is retried")
@@ -204,8 +211,7 @@ class IcebergTables:
         )
         files = [data_file(row) for rows in task(rows_of(iceberg, group)) for row in rows.to_pylist()]
         self._place.sync_folder(f"{table}/{DATA_DIR}".rstrip("/"))
-        without_retries(iceberg)
-        transaction = iceberg.transaction()
+        transaction = CommitTransaction(iceberg)
         with transaction.update_snapshot(snapshot_properties={"quiver.maintenance": "combine"}).overwrite() as change:
             for one in group:
                 change.delete_data_file(one.file)
@@ -245,7 +251,7 @@ class IcebergTables:
 
     def _check_location(self, table: str) -> None:
         """Check that the data files are written to where the catalog expects them."""
-        found, expected = self._fresh(table).location().rstrip("/"), self._place.uri(table)
+        found, expected = self._existing(table).location().rstrip("/"), self._place.uri(table)
         if found.removeprefix("file://") != expected:
             raise UsageError(
                 f"table {self._settings.namespace}.{table} of the catalog is at {found}, and the exporter writes to "
@@ -260,24 +266,24 @@ class IcebergTables:
                 return None
         return self._known[table]
 
-    def _fresh(self, table: str) -> Table:
-        """Return the table at its latest version."""
+    def _existing(self, table: str) -> Table:
+        """Return the table at the version that was loaded last."""
         iceberg = self._loaded(table)
         if iceberg is None:
             raise UsageError(
                 f"there is no table {self._settings.namespace}.{table} in the catalog; restart the exporter"
             )
-        return iceberg.refresh()
+        return iceberg
+
+    def _fresh(self, table: str) -> Table:
+        """Return the table at its latest version."""
+        return self._existing(table).refresh()
 
     def _added(self, iceberg: Table, table: str, one: DataFile) -> IcebergFile:
         footer = one.footer
         metadata = self._place.footer(f"{table}/{one.path}") if footer is None else pq.read_metadata(io.BytesIO(footer))
         schema, spec = iceberg.schema(), iceberg.spec()
-        statistics = data_file_statistics_from_parquet_metadata(
-            parquet_metadata=metadata,
-            stats_columns=compute_statistics_plan(schema, iceberg.properties),
-            parquet_column_mapping=parquet_path_to_id_mapping(schema),
-        )
+        statistics = _statistics(metadata, schema, iceberg.properties)
         values = [
             _typed(field, iceberg, value) for field, value in zip(_partitions_of(iceberg), one.partition, strict=True)
         ]
@@ -295,10 +301,39 @@ class IcebergTables:
         )
 
 
-def without_retries(iceberg: Table) -> None:
-    """Let a commit of *iceberg* fail when another writer was faster. Changes only this object, not the table."""
-    metadata = iceberg.metadata
-    iceberg.metadata = metadata.model_copy(update={"properties": {**metadata.properties, **_NO_RETRIES}})
+class CommitTransaction(Transaction):
+    """
+    A transaction that fails if another writer was faster, and computes the metadata of the table once for each change.
+
+    The library computes it more than ten times in a commit, and copies all snapshots each time.
+    """
+
+    def __init__(self, iceberg: Table) -> None:
+        metadata = iceberg.metadata
+        # This changes the object only, not the table.
+        iceberg.metadata = metadata.model_copy(update={"properties": {**metadata.properties, **_NO_RETRIES}})
+        super().__init__(iceberg)
+        self._computed: tuple[tuple[TableUpdate, ...], TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The metadata with the changes so far."""
+        computed = self._computed
+        if computed is None or computed[0] is not self._updates:
+            computed = self._computed = self._updates, super().table_metadata
+        return computed[1]
+
+
+def _statistics(metadata: pq.FileMetaData, schema: Schema, properties: dict[str, str]) -> DataFileStatistics:
+    ids = parquet_path_to_id_mapping(schema)
+    plan = compute_statistics_plan(schema, properties)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = (group.column(number) for group in groups for number in range(group.num_columns))
+    for field in {ids[column.path_in_schema] for column in columns if not column.is_stats_set}:
+        plan[field] = replace(plan[field], mode=MetricsMode(MetricModeTypes.NONE))  # or the library logs a warning
+    return data_file_statistics_from_parquet_metadata(
+        parquet_metadata=metadata, stats_columns=plan, parquet_column_mapping=ids
+    )
 
 
 def _has(iceberg: Table, query: str, batch: int) -> bool:

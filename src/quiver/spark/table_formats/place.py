@@ -36,13 +36,13 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.spark.exporters.commit_records import RECORD_BYTES_MAX
 from quiver.spark.exporters.output_files import synced_bytes
-from quiver.spark.exporters.parquet_commit import INDIVIDUAL_PREFIX
-from quiver.spark.table_formats.batch_record import RECORD_BYTES_MAX, BatchRecord
+from quiver.spark.exporters.parquet_commit import INDIVIDUAL_PREFIX, RECORDS_DIR
+from quiver.spark.table_formats.batch_record import BatchRecord
 
 __all__ = ["BatchRecords", "NewFile", "TablePlace", "merged"]
 
-RECORDS_DIR = "_quiver"
 RECORDS_KEPT = 10
 """Spark replays only the last batch; older records help with diagnosis."""
 _FOOTER_BYTES = 64 * 1024
@@ -68,6 +68,7 @@ class TablePlace:
     def __init__(self, location: ObjectLocation, records: ObjectLocation | None = None) -> None:
         self.location = location
         self._records_location = records or location
+        self._prepared: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TablePlace, (self.location, self._records_location)  # connections stay in their process
@@ -92,9 +93,13 @@ class TablePlace:
         return options
 
     def prepare(self, folder: str) -> None:
-        """Create *folder*, below the place, unless folders need no creation."""
-        if self.directory is not None:
-            REAL_FILES.make_dirs(f"{self.directory}/{folder}", mode=0o755)
+        """Create *folder*, below the place, durably, unless folders need no creation."""
+        if self.directory is None:
+            return
+        path = f"{self.directory}/{folder}"
+        if folder not in self._prepared or not REAL_FILES.exists(path):  # otherwise each batch would sync its parent
+            REAL_FILES.make_dirs(path, mode=0o755)
+            self._prepared.add(folder)
 
     def new_file(self, key: str) -> NewFile:
         """Return the file *key*, to be written in this process."""
