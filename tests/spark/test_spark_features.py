@@ -22,10 +22,10 @@ from quiver.settings import Settings
 from quiver.spark import bundle_query, log_source, run_exporter, spark_features
 from quiver.spark.spark_features import EXPORTERS, FEATURES, STREAM_LIMITS, TIME_COLUMNS, from_arrow_schema, require
 from quiver.spark.store.source import QuiverDataSource
-from quiver.spark.topics.rows import TOPIC_SCHEMA
 from quiver.spark.topics.source import TopicDataSource
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.topics import TopicStore
+from quiver.topics.reading.message_rows import TOPIC_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ".".join(pyspark.__version__.split(".")[:2])

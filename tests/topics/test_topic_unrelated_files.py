@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.topics.store import TopicStore, topics_below
+from quiver.topics.reading.listing import topics_below
+from quiver.topics.store import TopicStore
 
 
 class LostAndFound:

@@ -257,7 +257,7 @@ def _is_aof(path: Path) -> bool:
 
 def _is_topics(path: Path) -> bool:
     from quiver.topics.format.names import ACTIVE_FILE  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.topics.store import topics_below  # noqa: PLC0415
+    from quiver.topics.reading.listing import topics_below  # noqa: PLC0415
 
     return path.is_dir() and bool(topics_below(REAL_FILES, str(path), file_name=ACTIVE_FILE))
 

@@ -23,27 +23,22 @@ from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.worker import Worker, WorkerDiedError
 from quiver.topics.administration import TopicAdministration
 from quiver.topics.cold.deleter import LocalDeleter
-from quiver.topics.cold.opening import names_in, object_tier_of, require_tier_effect
+from quiver.topics.cold.opening import object_tier_of, require_tier_effect
 from quiver.topics.cold.port import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.subscription import Subscription
 from quiver.topics.engine import TopicEngine
-from quiver.topics.format.names import (
-    LOCK_NAME,
-    WAL_CHECKPOINT,
-    check_topic,
-    is_namespace,
-    parse_wal_file_name,
-)
+from quiver.topics.format.names import LOCK_NAME, check_topic
 from quiver.topics.handover import UnfinishedHandOver
 from quiver.topics.log import OpenTopic, TopicLog
+from quiver.topics.reading.listing import topics_below
 from quiver.topics.removal import remove_deleted
 from quiver.topics.requests import RequestQueue, perform
 from quiver.topics.settings import TopicSettings
 from quiver.topics.staged_import import StagedImport
 from quiver.topics.takeover import patiently
 
-__all__ = ["TopicStore", "topics_below"]
+__all__ = ["TopicStore"]
 
 TICK_S_MAX = 1.0
 _ADMINISTRATION_S = 5.0
@@ -408,6 +403,18 @@ class TopicStore(TopicAdministration):
         for log in self._open_logs():
             log.flush()
 
+    def save_progress(self) -> None:
+        """
+        Make the acknowledgements of all open subscriptions durable now.
+
+        Raises:
+            StoreFailedError: a topic's disk failed.
+            OSError: progress could not be saved; the last saved progress is intact.
+        """
+        for one in self._open_subscriptions():
+            with contextlib.suppress(StoreClosedError):  # it has just been closed, and saved
+                one.save()
+
     def _sync_soon(self, topic: str) -> None:
         with self._guard:
             self._full.add(topic)
@@ -535,23 +542,3 @@ class TopicStore(TopicAdministration):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def topics_below(fs: FileSystem, root: str, *, file_name: str) -> list[str]:
-    """
-    Return the topics that have files below *root*, in order of names. Takes no lock.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    found = []
-    for namespace in filter(is_namespace, fs.list_dir(root)):
-        for name in names_in(fs, f"{root}/{namespace}"):
-            try:
-                topic = check_topic(f"{namespace}/{name}")
-                inside = fs.list_dir(f"{root}/{topic}")
-            except (UsageError, NotADirectoryError):
-                continue
-            if any(one == WAL_CHECKPOINT or parse_wal_file_name(one, file_name) is not None for one in inside):
-                found.append(topic)
-    return sorted(found)

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 
 import pyarrow.flight as fl
 import pytest
+from flight_calls import Consumer, close
 
 import quiver
 from quiver.observe import InMemoryObserver
@@ -40,5 +41,17 @@ def serve(store, opened, observer, tmp_path):
         )
         start.receiver, start.port = receiver, opened.enter_context(receiver).port
         return opened.enter_context(fl.connect(f"grpc://127.0.0.1:{start.port}"))
+
+    return start
+
+
+@pytest.fixture
+def consume(opened):
+    """Return a function that starts a client of a subscription."""
+
+    def start(client, **keys):
+        consumer = Consumer(client, **keys)
+        opened.callback(close, consumer.writer)
+        return consumer
 
     return start

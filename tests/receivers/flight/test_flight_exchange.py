@@ -1,13 +1,12 @@
 """`DoExchange`: bundles are delivered with their addresses, answered, and returned if the client disappears."""
 
-import contextlib
 import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from flight_calls import command, rows
+from flight_calls import Consumer, close, rows
 
 import quiver
 from quiver.errors import ObjectsUnavailableError
@@ -20,49 +19,6 @@ from quiver.receivers.flight.subscribing import StoreSubscription
 from quiver.store.subscribers.subscriber import Subscriber
 
 LIMITS = BatchLimits(1 << 20, 1 << 20)
-
-
-class Consumer:
-    """A client of a subscription."""
-
-    def __init__(self, client, **keys):
-        subscription = command(**{"subscriber": "exporter", "start": "earliest"} | keys)
-        self.writer, self.reader = client.do_exchange(subscription, fl.FlightCallOptions(timeout=20))
-        self.writer.begin(pa.schema([]))
-
-    def next(self):
-        """Return metadata and rows of the next delivery."""
-        chunk = self.reader.read_chunk()
-        return json.loads(chunk.app_metadata.to_pybytes()), chunk.data
-
-    def answer(self, **keys):
-        self.writer.write_metadata(json.dumps(keys).encode())
-
-    def rest(self):
-        """Acknowledge everything until the end. Return the addresses."""
-        found = []
-        while True:
-            try:
-                metadata, _ = self.next()
-            except StopIteration:
-                return found
-            found.append(metadata["address"])
-            self.answer(ack=[metadata["address"]])
-
-
-@pytest.fixture
-def consume(opened):
-    def start(client, **keys):
-        consumer = Consumer(client, **keys)
-        opened.callback(_close, consumer.writer)
-        return consumer
-
-    return start
-
-
-def _close(writer):
-    with contextlib.suppress(pa.ArrowException, OSError):
-        writer.close()
 
 
 def ingest(store, count, first=0):
@@ -132,7 +88,7 @@ def test_unanswered_bundles_of_a_lost_client_are_delivered_again(store, serve, c
         lost.answer(ack=["0:1"])
         waiting = consume(client)
         lost.reader.cancel()
-        _close(lost.writer)
+        close(lost.writer)
     assert {waiting.next()[0]["address"] for _ in range(2)} == {"0:0", "0:2"}
 
 

@@ -18,9 +18,9 @@ CLIENTS = 3
 OPTIONS = fl.FlightCallOptions(timeout=60)
 
 
-def started(directory):
+def started(*directories):
     """Start a server in a process of its own. Return the process and a client."""
-    arguments = [sys.executable, "-m", "quiver", "serve", str(directory), "--listen", "127.0.0.1:0"]
+    arguments = [sys.executable, "-m", "quiver", "serve", *map(str, directories), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     address = re.search(r"grpc://127.0.0.1:\d+", process.stdout.readline())[0]
     return process, fl.connect(address)
@@ -123,3 +123,51 @@ def consume(client, count):
 def close(writer):
     with contextlib.suppress(pa.ArrowException, OSError):
         writer.close()
+
+
+def produce_until_killed(client, stored, enough):
+    """Produce numbered messages from number *stored* until the server is gone. Return the first unanswered number."""
+    writer, reader = client.do_put(command(topic="default/orders", producer="edge-1"), MESSAGE.schema, OPTIONS)
+    answered = [stored]
+
+    def read():
+        with contextlib.suppress(pa.ArrowException, OSError):
+            while (ack := reader.read()) is not None:
+                answered.append(json.loads(ack.to_pybytes())["sequence"] + 2)
+                if len(answered) == 50:
+                    enough.set()
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    with contextlib.suppress(pa.ArrowException, OSError):
+        for number in itertools.count(stored, 2):
+            batch = pa.record_batch({"payload": [str(number), str(number + 1)]})
+            writer.write_with_metadata(batch, json.dumps({"sequence": number}).encode())
+    reading.join()
+    return answered[-1]
+
+
+MESSAGE = pa.record_batch({"payload": ["0", "1"]})
+
+
+def test_a_producer_appends_each_message_once(tmp_path):
+    """It sends everything again that was not acknowledged; the server was killed in the middle of a stream."""
+    number = 0
+    for _ in range(KILLS):
+        process, client = started("--topics", tmp_path / "topics")
+        with process, client:
+            enough = threading.Event()
+            killer = threading.Thread(target=lambda enough=enough, process=process: enough.wait(60) and process.kill())
+            killer.start()
+            number = produce_until_killed(client, number, enough)
+            killer.join()
+    process, client = started("--topics", tmp_path / "topics")
+    with process, client:
+        writer, reader = client.do_put(command(topic="default/orders", producer="edge-1"), MESSAGE.schema, OPTIONS)
+        writer.write_with_metadata(MESSAGE, b'{"sequence": 0}')
+        assert json.loads(reader.read().to_pybytes())["count"] == 0
+        writer.close()
+        found = client.do_get(ticket(topic="default/orders"), OPTIONS).read_all()["payload"].to_pylist()
+        process.kill()
+    assert len(found) >= number >= KILLS * 50
+    assert found == [str(one).encode() for one in range(len(found))]

@@ -1,13 +1,12 @@
 """`DoPut`: each batch is stored as one bundle, and acknowledged when it is as safe as `ack` requires."""
 
-import json
 import threading
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from flight_calls import command, rows, ticket
+from flight_calls import command, put, rows, ticket
 
 import quiver
 from quiver.errors import StoreFailedError
@@ -15,37 +14,6 @@ from quiver.receivers.flight.bundles import rows_of_bundle
 from quiver.receivers.flight.sources import served_store
 
 LOGS = fl.FlightDescriptor.for_path("logs")
-
-
-def put(client, descriptor, *batches, sequences=None):
-    """Put *batches*, and return the acknowledgements, and the error or None."""
-    writer, reader = client.do_put(descriptor, batches[0].schema, fl.FlightCallOptions(timeout=60))
-    acks, errors = [], []
-
-    def read():
-        try:
-            while (ack := reader.read()) is not None:
-                acks.append(json.loads(ack.to_pybytes()))
-        except (pa.ArrowException, OSError) as failed:
-            errors.append(failed)
-
-    reading = threading.Thread(target=read)
-    reading.start()
-    try:
-        for number, batch in enumerate(batches):
-            if sequences is None:
-                writer.write_batch(batch)
-            else:
-                writer.write_with_metadata(batch, json.dumps({"sequence": sequences[number]}).encode())
-        writer.done_writing()
-    except (pa.ArrowException, OSError) as failed:
-        errors.append(failed)
-    reading.join(60)
-    try:
-        writer.close()
-    except (pa.ArrowException, OSError) as failed:
-        errors.append(failed)
-    return acks, errors[-1] if errors else None
 
 
 @pytest.mark.parametrize("ack", ["synced", "logged"])

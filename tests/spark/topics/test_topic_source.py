@@ -12,12 +12,12 @@ from quiver.errors import DataLossError, DirectoryInUseError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.spark_features import STREAM_LIMITS, ReadAllAvailable, from_arrow_schema
 from quiver.spark.topics.options import parse_topic_options
-from quiver.spark.topics.rows import TOPIC_SCHEMA
 from quiver.spark.topics.source import TopicDataSource
 from quiver.topics import TopicSettings, TopicStore
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.message import decode_message
 from quiver.topics.reading.file_reader import LostRange, MessageRun, TopicFileReader
+from quiver.topics.reading.message_rows import TOPIC_SCHEMA
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.progress import TopicProgress
 

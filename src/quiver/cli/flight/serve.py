@@ -1,4 +1,4 @@
-"""`quiver serve DIR…`."""
+"""`quiver serve [DIR]… [--topics DIR]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quiver.observe import Observer
-    from quiver.receivers.flight.sources import ServedStore
+    from quiver.receivers.flight.served_topics import ServedTopics
+    from quiver.receivers.flight.serving import Served
+    from quiver.receivers.flight.sources import ServedStore, WritableStore
     from quiver.receivers.security import SecuritySettings
 
 __all__ = ["serve"]
@@ -24,7 +26,12 @@ _NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64})=(.+)", re.DOTALL)
 
 
 def serve(
-    directories: Annotated[list[str], typer.Argument(metavar="DIR…", help="Directories of stores, or NAME=DIR.")],
+    directories: Annotated[
+        list[str] | None, typer.Argument(metavar="[DIR]…", help="Directories of stores, or NAME=DIR.")
+    ] = None,
+    topics: Annotated[
+        list[str] | None, typer.Option("--topics", metavar="DIR", help="A directory of topics, or NAME=DIR.")
+    ] = None,
     listen: Annotated[str, typer.Option(help="Host and port; port 0 selects a free one.")] = "127.0.0.1:8815",
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Only read, also stores that another process has open.")
@@ -46,9 +53,9 @@ def serve(
     ] = False,
 ) -> None:
     """
-    Serve stores over Arrow Flight until it is stopped.
+    Serve stores and topics over Arrow Flight until it is stopped.
 
-    Clients in any language read slots and views as Arrow, ingest batches, and subscribe.
+    Clients in any language read slots, views and messages as Arrow, store batches and messages, and subscribe.
     """
     import signal  # noqa: PLC0415 - keeps `--help` quick
     import threading  # noqa: PLC0415
@@ -59,13 +66,20 @@ def serve(
 
     security = _security(tls_cert, tls_key, client_ca, token_file, user_file, insecure=insecure)
     settings = FlightSettings(listening_addr=listen, ack=ack, security=security)  # type: ignore[arg-type] # checked
+    if not directories and not topics:
+        raise UsageError("name a directory of a store, or with --topics one of topics")
+    if assignments and not directories:
+        raise UsageError("--set has no effect on topics: leave it out")
     if read_only and (assignments or ack != "synced"):
         raise UsageError("--set and --ack have no effect with --read-only: leave them out")
     mapping = dict(map(_assignment, assignments or ()))
     stop = threading.Event()
     observer = InMemoryObserver()
     with ExitStack() as opened:
-        stores = [_served(name, opened, mapping, observer, read_only=read_only) for name in directories]
+        stores: list[Served] = [
+            _served(name, opened, mapping, observer, read_only=read_only) for name in directories or ()
+        ]
+        stores += [_served_topics(name, opened, observer, read_only=read_only) for name in topics or ()]
         with FlightReceiver(stores, settings, observer=observer) as receiver:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda _number, _frame: stop.set())
@@ -106,19 +120,44 @@ def _assignment(text: str) -> tuple[str, str]:
 def _served(
     argument: str, opened: ExitStack, settings: Mapping[str, Any], observer: Observer, *, read_only: bool
 ) -> ServedStore:
-    """Open one store; *opened* closes it."""
+    """Open one store, or its cores; *opened* closes it."""
     import quiver  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.receivers.flight.sources import served_store  # noqa: PLC0415
+    from quiver.store.cores.capacity import find_cores  # noqa: PLC0415
     from quiver.store.format.names import SEGMENTS_DIR  # noqa: PLC0415
 
+    name, directory = _name_and_directory(argument)
+    if read_only:
+        return served_store(directory, name=name)
+    cores: list[int] = []
+    if directory.is_dir():
+        cores = find_cores(REAL_FILES, str(directory))
+        if not cores and not (directory / SEGMENTS_DIR).is_dir() and any(directory.iterdir()):
+            raise UsageError(f"{directory} is not the directory of a store; for topics, use --topics {directory}")
+    chosen = quiver.Settings.from_mapping(dict(settings))
+    store: WritableStore
+    if cores:
+        store = opened.enter_context(quiver.open(directory, chosen, cores=max(cores) + 1, observer=observer))
+    else:
+        store = opened.enter_context(quiver.open(directory, chosen, observer=observer))
+    return served_store(directory, store, name=name)
+
+
+def _served_topics(argument: str, opened: ExitStack, observer: Observer, *, read_only: bool) -> ServedTopics:
+    """Open the topics of a directory; *opened* closes them."""
+    from quiver.receivers.flight.served_topics import served_topics  # noqa: PLC0415
+    from quiver.store.format.names import SEGMENTS_DIR  # noqa: PLC0415
+    from quiver.topics.store import TopicStore  # noqa: PLC0415
+
+    name, directory = _name_and_directory(argument)
+    if (directory / SEGMENTS_DIR).is_dir():
+        raise UsageError(f"{directory} is the directory of a store; leave out --topics")
+    store = None if read_only else opened.enter_context(TopicStore.open(directory, observer=observer))
+    return served_topics(directory, store, name=name)
+
+
+def _name_and_directory(argument: str) -> tuple[str, Path]:
     named = _NAMED.fullmatch(argument)
     directory = Path(named[2] if named else argument)
-    name = named[1] if named else directory.resolve().name
-    store = None
-    if not read_only:
-        if directory.is_dir() and not (directory / SEGMENTS_DIR).is_dir() and any(directory.iterdir()):
-            raise UsageError(f"{directory} is not the directory of one store; with several cores, use --read-only")
-        store = opened.enter_context(
-            quiver.open(directory, quiver.Settings.from_mapping(dict(settings)), observer=observer)
-        )
-    return served_store(directory, store, name=name)
+    return (named[1] if named else directory.resolve().name), directory

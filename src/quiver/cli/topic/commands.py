@@ -316,7 +316,7 @@ def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
 def _topics(root: Path) -> list[str]:
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.format.names import ACTIVE_FILE  # noqa: PLC0415
-    from quiver.topics.store import topics_below  # noqa: PLC0415
+    from quiver.topics.reading.listing import topics_below  # noqa: PLC0415
 
     return topics_below(REAL_FILES, str(root), file_name=ACTIVE_FILE)
 

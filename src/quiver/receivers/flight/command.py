@@ -1,7 +1,7 @@
 """
 The commands that clients send as tickets and descriptors: JSON objects, checked (pure).
 
-A command names a store of the server and what to do with it. All keys are listed in `docs/howto/flight.md`.
+A command names a store or a topic of the server and what to do with it. All keys are listed in `docs/howto/flight.md`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from quiver.errors import UsageError
 from quiver.receivers.flight.messages import Descriptor
 
-__all__ = ["COMMAND_BYTES_MAX", "COMMAND_VERSION", "Command", "command_of", "encode_command"]
+__all__ = ["COMMAND_BYTES_MAX", "COMMAND_VERSION", "Command", "command_of", "encode_command", "time_of"]
 
 COMMAND_VERSION = 1
 COMMAND_BYTES_MAX = 64 * 1024
@@ -45,6 +45,12 @@ class Command:
         follow: whether a subscription waits for new data.
         in_flight: the maximum number of unanswered batches.
         bundles: whether batches are complete bundles.
+        topic: the name of a topic.
+        offset: the offset of the first message.
+        limit: the maximum number of messages.
+        producer: the name of a producer, which numbers its messages.
+        subscription: the name of a subscription of a topic.
+        kind: how its messages are divided among consumers.
         given: the keys that the client sent.
     """
 
@@ -61,6 +67,12 @@ class Command:
     follow: bool | None = None
     in_flight: int | None = None
     bundles: bool | None = None
+    topic: str | None = None
+    offset: int | None = None
+    limit: int | None = None
+    producer: str | None = None
+    subscription: str | None = None
+    kind: str | None = None
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     def ticket(self, store: str) -> bytes:
@@ -81,7 +93,9 @@ class Command:
 
 def command_of(source: bytes | Descriptor) -> Command:
     """
-    Return the command in a ticket, or in a descriptor. A path is a slot, or a store and a slot.
+    Return the command in a ticket, or in a descriptor.
+
+    A path is a slot or a topic, after the name of the store if there are two elements. A topic has a slash in its name.
 
     Raises:
         UsageError: it is too large, not JSON, or has an unknown key or a value of another type.
@@ -118,11 +132,11 @@ def encode_command(values: Mapping[str, Any]) -> bytes:
 
 def _command_of_path(path: tuple[str, ...]) -> Command:
     if len(path) > 2:
-        raise UsageError(f"the path has {len(path)} elements: write a slot, or a store and a slot")
-    slot = _slot("slot", path[-1])
-    if len(path) == 1:
-        return Command(slot=slot, given=frozenset({"slot"}))
-    return Command(store=_text("store", path[0]), slot=slot, given=frozenset({"store", "slot"}))
+        raise UsageError(f"the path has {len(path)} elements: write a slot or a topic, or a store and one of them")
+    what = "topic" if "/" in path[-1] else "slot"
+    found = {what: path[-1]} if len(path) == 1 else {"store": path[0], what: path[-1]}
+    checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in found.items()}
+    return Command(**checked, given=frozenset(checked))
 
 
 def _text(name: str, value: Any) -> str:
@@ -167,6 +181,17 @@ def _switch(name: str, value: Any) -> bool:
     return value
 
 
+def time_of(time_ns: int) -> datetime:
+    """Return the time that a command gives in nanoseconds since 1970, in 64 bits."""
+    return _EPOCH + timedelta(microseconds=time_ns // 1000)
+
+
+def _offset(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise UsageError(f"{name} must be a number that is not negative")
+    return value
+
+
 def _count(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _IN_FLIGHT_MAX:
         raise UsageError(f"{name} must be a number from 1 to {_IN_FLIGHT_MAX}")
@@ -176,4 +201,5 @@ def _count(name: str, value: Any) -> int:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "store": _text, "slot": _slot, "view": _text, "table": _text, "columns": _columns, "start": _start, "end": _time,
     "by": _text, "strict": _switch, "subscriber": _text, "follow": _switch, "in_flight": _count, "bundles": _switch,
+    "topic": _text, "offset": _offset, "limit": _offset, "producer": _text, "subscription": _text, "kind": _text,
 }  # fmt: skip

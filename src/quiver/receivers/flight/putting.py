@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import pyarrow as pa
@@ -17,35 +18,20 @@ from quiver.receivers.flight.command import Command
 from quiver.receivers.flight.messages import FlightData
 from quiver.receivers.flight.sources import ServedStore
 
-__all__ = ["StorePut"]
+__all__ = ["BatchPut", "StorePut"]
 
 
-class StorePut:
+class BatchPut(ABC):
     """
-    One stream into a store: each batch is one bundle. Not thread-safe.
+    One stream of batches. Not thread-safe.
 
     Args:
-        served: the store.
-        command: names a slot, or says that batches are complete bundles.
-        limits: the limits of messages.
+        limits: the limits of batches.
         budget: the memory for batches that are being stored, shared by all streams.
-        capacity_wait_s: how long a batch waits for memory, and for space in the store.
-
-    Raises:
-        UsageError: the command is invalid.
-        FlightRefusedError: the store is served for reading only.
+        capacity_wait_s: how long a batch waits for memory.
     """
 
-    def __init__(
-        self, served: ServedStore, command: Command, limits: BatchLimits, budget: ByteBudget, capacity_wait_s: float
-    ) -> None:
-        command.only("a put", "slot", "bundles")
-        if (command.slot is None) == (command.bundles is not True):
-            raise UsageError('a put needs a slot, as in {"slot": "logs"}, or {"bundles": true}')
-        self._store = served.writable()
-        self._adapter = served.adapter
-        self._slot = None if command.slot is None else served.adapter.slot(command.slot)
-        self._limits = limits
+    def __init__(self, limits: BatchLimits, budget: ByteBudget, capacity_wait_s: float) -> None:
         self._decoder = BatchDecoder(limits)
         self._budget = budget
         self._wait_s = capacity_wait_s
@@ -68,23 +54,55 @@ class StorePut:
         if isinstance(batch, Damage):
             raise InvalidBundleError(f"batch {self._count} of the stream: {batch.reason}")
         sequence = sequence_of(message.metadata, self._count)
-        try:
-            self._keep(batch)
-        except UsageError as invalid:
-            raise InvalidBundleError(f"batch {self._count} of the stream: {invalid}") from invalid
-        self._count += 1
-        return {"sequence": sequence}
-
-    def _keep(self, batch: pa.RecordBatch) -> None:
-        if not batch.num_rows:
-            return
         size = min(batch.nbytes, self._budget.cap_bytes)
         self._budget.reserve(size, timeout=self._wait_s)
         try:
+            receipt = self._keep(batch, sequence, is_numbered=bool(message.metadata))
+        except UsageError as invalid:
+            raise InvalidBundleError(f"batch {self._count} of the stream: {invalid}") from invalid
+        finally:
+            self._budget.release(size)
+        self._count += 1
+        return receipt
+
+    @abstractmethod
+    def _keep(self, batch: pa.RecordBatch, sequence: int, *, is_numbered: bool) -> dict[str, Any]:
+        """Store *batch*, whose number is *sequence*, and return its acknowledgement."""
+
+
+class StorePut(BatchPut):
+    """
+    One stream into a store: each batch is one bundle.
+
+    Args:
+        served: the store.
+        command: names a slot, or says that batches are complete bundles.
+        limits: the limits of batches.
+        budget: the memory for batches that are being stored, shared by all streams.
+        capacity_wait_s: how long a batch waits for memory, and for space in the store.
+
+    Raises:
+        UsageError: the command is invalid.
+        FlightRefusedError: the store is served for reading only.
+    """
+
+    def __init__(
+        self, served: ServedStore, command: Command, limits: BatchLimits, budget: ByteBudget, capacity_wait_s: float
+    ) -> None:
+        command.only("a put", "slot", "bundles")
+        if (command.slot is None) == (command.bundles is not True):
+            raise UsageError('a put needs a slot, as in {"slot": "logs"}, or {"bundles": true}')
+        super().__init__(limits, budget, capacity_wait_s)
+        self._store = served.writable()
+        self._adapter = served.adapter
+        self._slot = None if command.slot is None else served.adapter.slot(command.slot)
+        self._limits = limits
+
+    def _keep(self, batch: pa.RecordBatch, sequence: int, *, is_numbered: bool) -> dict[str, Any]:  # noqa: ARG002
+        if batch.num_rows:
             if self._slot is None:
                 bundle = bundle_of_rows(batch, self._adapter, self._limits)
             else:
                 bundle = Bundle({self._slot: batch}, adapter=self._adapter)
             self._store.ingest(bundle, timeout=self._wait_s)
-        finally:
-            self._budget.release(size)
+        return {"sequence": sequence}

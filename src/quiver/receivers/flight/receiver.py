@@ -8,15 +8,19 @@ message before it is read, and on clients that neither read nor send.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
-from quiver.errors import QuiverError
+from quiver.errors import QuiverError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.budget import ByteBudget
+from quiver.receivers.flight.answers import encode_metadata
 from quiver.receivers.flight.batches import BatchLimits, Parts
-from quiver.receivers.flight.command import command_of
+from quiver.receivers.flight.command import Command, command_of
+from quiver.receivers.flight.consuming import TopicSubscription
 from quiver.receivers.flight.conversation import Conversation, valid
 from quiver.receivers.flight.messages import (
     SERVICE,
@@ -28,13 +32,16 @@ from quiver.receivers.flight.messages import (
     encode_bytes,
     encode_flight_info,
 )
-from quiver.receivers.flight.putting import StorePut
+from quiver.receivers.flight.producing import TopicPut, producer_of
+from quiver.receivers.flight.putting import BatchPut, StorePut
 from quiver.receivers.flight.reading import messages_of, next_messages
+from quiver.receivers.flight.served_topics import ServedTopics
+from quiver.receivers.flight.serving import Served, ServedByName
 from quiver.receivers.flight.settings import FlightSettings
-from quiver.receivers.flight.sources import Offer, ServedStore, ServedStores
+from quiver.receivers.flight.sources import Offer, ServedStore
 from quiver.receivers.flight.status import FlightRefusedError, StatusCode, status_of
 from quiver.receivers.flight.streams import acknowledge_puts, deliver
-from quiver.receivers.flight.subscribing import StoreSubscription
+from quiver.receivers.flight.subscribing import StoreSubscription, Subscription
 from quiver.receivers.group_sync import GroupSync
 from quiver.receivers.grpc_server.call import Call, CallClosedError
 from quiver.receivers.grpc_server.server import GrpcServer, Method
@@ -45,15 +52,14 @@ from quiver.receivers.security import server_context
 __all__ = ["FlightReceiver"]
 
 _Serve = Callable[[Conversation], Awaitable[None]]
-_MAINTAIN = "maintain"
 
 
 class FlightReceiver(PortReceiver):
     """
-    Serves stores over Arrow Flight. A context manager: started inside, stopped on leaving.
+    Serves stores and topics over Arrow Flight. A context manager: started inside, stopped on leaving.
 
     Args:
-        stores: the stores, each under its own name.
+        stores: the stores and the directories of topics, each under its own name.
         settings: address, sizes, acknowledgement and security.
         observer: counts streams by method and outcome; receives events about an exposed port and rejected clients.
 
@@ -64,13 +70,13 @@ class FlightReceiver(PortReceiver):
 
     def __init__(
         self,
-        stores: Sequence[ServedStore],
+        stores: Sequence[Served],
         settings: FlightSettings | None = None,
         *,
         observer: Observer | None = None,
     ) -> None:
         self.settings = FlightSettings() if settings is None else settings
-        self.stores = ServedStores(stores)
+        self.stores = ServedByName(stores)
         super().__init__("flight", self.settings, observer or InMemoryObserver())
         tls = self.settings.security.tls
         self._context = None if tls is None else server_context(tls, self._observer, protocols=["h2"])
@@ -82,6 +88,7 @@ class FlightReceiver(PortReceiver):
         self._storing = ThreadPoolExecutor(limits.workers, thread_name_prefix="quiver-flight-storing")
         self._waiting = ThreadPoolExecutor(limits.streams_max, thread_name_prefix="quiver-flight-waiting")
         self._syncs: dict[str, GroupSync] = {}
+        self._consumers = itertools.count()
         self._server: GrpcServer | None = None
 
     def stop(self, grace_s: float = 5.0) -> None:
@@ -174,17 +181,42 @@ class FlightReceiver(PortReceiver):
 
     async def _list_actions(self, talk: Conversation) -> None:
         await talk.request()
-        purpose = "write the progress of all subscribers of a store, and delete what they have finished"
-        await talk.send([[encode_action_type(_MAINTAIN, purpose)]])
+        await talk.send([[encode_action_type(name, purpose)] for name, (purpose, _) in self._actions().items()])
 
     async def _do_action(self, talk: Conversation) -> None:
         kind, body = valid(decode_action(await talk.request()))
-        if kind != _MAINTAIN:
-            raise FlightRefusedError(StatusCode.UNIMPLEMENTED, f"no action {kind[:64]!r} here; there is {_MAINTAIN}")
-        command = command_of(body or b"{}")
-        command.only(_MAINTAIN)
-        await talk.run(self.stores.named(command).writable().maintain)
-        await talk.send([[encode_bytes(b"{}")]])
+        actions = self._actions()
+        if kind not in actions:
+            raise FlightRefusedError(
+                StatusCode.UNIMPLEMENTED, f"no action {kind[:64]!r} here; there are {', '.join(actions)}"
+            )
+        _, run = actions[kind]
+        found = await talk.run(partial(run, command_of(body or b"{}")))
+        await talk.send([[encode_bytes(encode_metadata(**found))]])
+
+    def _actions(self) -> dict[str, tuple[str, Callable[[Command], dict[str, Any]]]]:
+        return {
+            "maintain": (
+                "make durable what was answered, and delete what all subscribers have finished",
+                self._maintain,
+            ),
+            "last_sequence": ("return the number of the last message of a producer", self._last_sequence),
+        }
+
+    def _maintain(self, command: Command) -> dict[str, Any]:
+        command.only("maintain")
+        for one in self.stores if command.store is None else [self.stores.named(command)]:
+            one.maintain()
+        return {}
+
+    def _last_sequence(self, command: Command) -> dict[str, Any]:
+        return {"last_sequence": producer_of(self._topics(command), command).last_sequence}
+
+    def _topics(self, command: Command) -> ServedTopics:
+        served = self.stores.named(command)
+        if not isinstance(served, ServedTopics):
+            raise UsageError(f"{served.name} is a store and has no topics; serve topics with --topics")
+        return served
 
     # ── streams ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -209,19 +241,34 @@ class FlightReceiver(PortReceiver):
     async def _do_put(self, talk: Conversation) -> None:
         first = await talk.first()
         command = command_of(first.descriptor or Descriptor())
-        served = self.stores.named(command)
-        put = StorePut(served, command, self._limits, self._budget, self.settings.capacity_wait_s)
-        syncs = self._syncs.setdefault(served.name, GroupSync(served.writable().sync, self.pool))
+        put, key, sync = await talk.run(partial(self._put, command))
+        syncs = self._syncs.setdefault(key, GroupSync(sync, self.pool))
         durable = syncs.wait if self.settings.ack == "synced" else None
         await acknowledge_puts(talk, put, first, durable, self._storing)
+
+    def _put(self, command: Command) -> tuple[BatchPut, str, Callable[[], None]]:
+        """Return where a stream is stored, and what makes it durable, with a name for that."""
+        shared = (self._limits, self._budget, self.settings.capacity_wait_s)
+        served = self.stores.named(command)
+        if isinstance(served, ServedStore):
+            return StorePut(served, command, *shared), served.name, served.writable().sync
+        put = TopicPut(served, command, *shared)
+        return put, f"{served.name}/{put.topic}", put.flush
 
     async def _do_exchange(self, talk: Conversation) -> None:
         first = await talk.first()
         command = command_of(first.descriptor or Descriptor())
-        served = self.stores.named(command)
-        subscription = await talk.run(partial(StoreSubscription, served, command, self.settings.message_bytes))
+        subscription = await talk.run(partial(self._subscription, command, talk.call.peer()))
         follow = command.follow is not False
         await deliver(talk, subscription, self._waiting, in_flight=command.in_flight, follow=follow)
+
+    def _subscription(self, command: Command, peer: str) -> Subscription:
+        size = self.settings.message_bytes
+        served = self.stores.named(command)
+        if isinstance(served, ServedStore):
+            return StoreSubscription(served, command, size)
+        # A client may have several streams, and each is a consumer.
+        return TopicSubscription(served, command, f"{peer} {next(self._consumers)}", size, self._waiting)
 
 
 def _next_offer(offers: Iterator[Offer]) -> Offer | None:

@@ -1,4 +1,4 @@
-"""The stores that a Flight server offers, by name. It opens nothing for writing itself."""
+"""A store that a Flight server offers. It opens nothing for writing itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quiver.receivers.flight.messages import Descriptor
 from quiver.receivers.flight.status import FlightRefusedError, StatusCode
 from quiver.store.reading.read import read
 
-__all__ = ["Offer", "ReadableStore", "ServedStore", "ServedStores", "WritableStore", "served_store"]
+__all__ = ["Offer", "ReadableStore", "ServedStore", "WritableStore", "served_store"]
 
 
 class ReadableStore(Protocol):
@@ -45,7 +45,7 @@ class ReadableStore(Protocol):
 
 
 class WritableStore(Protocol):
-    """The part of an open store that the server needs; `quiver.Store` implements it."""
+    """The part of an open store that the server needs; `quiver.Store` and `MultiCoreStore` implement it."""
 
     def ingest(self, bundle: Bundle, *, durable: bool = False, timeout: float | None = None) -> Any:
         """Store *bundle*."""
@@ -128,6 +128,16 @@ class ServedStore:
             )
         return self.store
 
+    def maintain(self) -> None:
+        """
+        Make everything durable that was stored, and everything that was answered.
+
+        Raises:
+            FlightRefusedError: clients may only read.
+            StoreFailedError: the disk failed.
+        """
+        self.writable().maintain()
+
     def offers(self) -> Iterator[Offer]:
         """
         Yield a stream for each slot, table and view that has data.
@@ -179,39 +189,3 @@ def served_store(
         store,
         adapter,
     )
-
-
-class ServedStores:
-    """
-    The stores of a server by name.
-
-    Raises:
-        UsageError: there is none, or two have the same name.
-    """
-
-    def __init__(self, stores: Sequence[ServedStore]) -> None:
-        self._stores = {store.name: store for store in stores}
-        if not stores or len(self._stores) < len(stores):
-            raise UsageError("serve at least one store, each under a name of its own, as in NAME=DIR")
-
-    def __iter__(self) -> Iterator[ServedStore]:
-        return iter(self._stores.values())
-
-    def named(self, command: Command) -> ServedStore:
-        """
-        Return the store of *command*: the named one, or the only one.
-
-        Raises:
-            FlightRefusedError: there is no such store.
-            UsageError: the command names none, and there are several.
-        """
-        if command.store is None:
-            if len(self._stores) > 1:
-                raise UsageError(f"the command needs a store: one of {', '.join(self._stores)}")
-            return next(iter(self._stores.values()))
-        store = self._stores.get(command.store)
-        if store is None:
-            raise FlightRefusedError(
-                StatusCode.NOT_FOUND, f"no store {command.store[:64]!r} here; there are {', '.join(self._stores)}"
-            )
-        return store

@@ -18,7 +18,6 @@ from quiver.receivers.flight.subscribing import Delivered, Subscription
 
 __all__ = ["Put", "acknowledge_puts", "deliver"]
 
-_IN_FLIGHT = 16
 _WAIT_S = 1.0
 
 
@@ -96,10 +95,10 @@ async def deliver(
         talk: the call.
         subscription: the source of deliveries.
         waiting: the threads that wait for new deliveries, one for each client.
-        in_flight: the maximum number of unanswered deliveries.
+        in_flight: the maximum number of unanswered deliveries; None for that of *subscription*.
         follow: whether to wait for new deliveries; otherwise the stream ends when there are none, and all are answered.
     """
-    stream = _Deliveries(talk, subscription, waiting, in_flight or _IN_FLIGHT, follow=follow)
+    stream = _Deliveries(talk, subscription, waiting, in_flight or subscription.in_flight, follow=follow)
     sending = asyncio.create_task(stream.send())
     receiving = asyncio.create_task(stream.receive())
     try:
@@ -154,9 +153,10 @@ class _Deliveries:
         found = self._subscription.take(room, _WAIT_S if self._follow else 0.0)
         with self._lock:
             if not self._is_closed:
-                self._claims.update((delivered.address, delivered.claim) for delivered in found)
+                for delivered in found:
+                    self._claims.update(delivered.claims)
                 return found
-        self._subscription.give_back([delivered.claim for delivered in found])
+        self._subscription.give_back([claim for delivered in found for claim in delivered.claims.values()])
         return []
 
     async def receive(self) -> None:

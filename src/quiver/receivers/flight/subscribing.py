@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -13,26 +12,31 @@ from quiver.errors import BundleUnavailableError, QuiverError, UsageError
 from quiver.receivers.flight.answers import Answer, encode_metadata
 from quiver.receivers.flight.batches import BatchEncoder, Parts
 from quiver.receivers.flight.bundles import BUNDLE_SCHEMA, rows_of_bundle
-from quiver.receivers.flight.command import Command
+from quiver.receivers.flight.command import Command, time_of
 from quiver.receivers.flight.sources import ServedStore
 
 __all__ = ["Delivered", "StoreSubscription", "Subscription"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EMPTY = pa.RecordBatch.from_pylist([], BUNDLE_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A claim, its address for the client, and the messages that deliver it."""
+    """Claims by their addresses for the client, and the messages that deliver them."""
 
-    address: str
-    claim: Any
+    claims: Mapping[str, Any]
     messages: list[Parts]
 
 
 class Subscription(Protocol):
-    """The source of deliveries to one client. Its methods block, and are called in threads."""
+    """
+    The source of deliveries to one client. Its methods block, and are called in threads, except `give_back`.
+
+    Attributes:
+        in_flight: the maximum number of unanswered deliveries, unless the client chooses another one.
+    """
+
+    in_flight: int
 
     def schema(self) -> Parts:
         """Return the first message of the stream."""
@@ -61,15 +65,14 @@ class StoreSubscription:
         FlightRefusedError: the store is served for reading only.
     """
 
+    in_flight = 16
+
     def __init__(self, served: ServedStore, command: Command, bytes_max: int) -> None:
         command.only("a subscription", "subscriber", "start", "follow", "in_flight")
         if command.subscriber is None:
             raise UsageError('a subscription needs a name, as in {"subscriber": "exporter"}')
         start = command.start
-        if isinstance(start, int):
-            start_at: Any = _EPOCH + timedelta(microseconds=start // 1000)
-        else:
-            start_at = start or "latest"
+        start_at: Any = time_of(start) if isinstance(start, int) else start or "latest"
         self._subscriber = served.writable().register(command.subscriber, start_at)
         self._adapter = served.adapter
         self._bytes_max = bytes_max
@@ -108,14 +111,17 @@ class StoreSubscription:
         if handle.outcome is not None:
             try:
                 # The failed read ended the claim. It is held again, so that it is not delivered in a loop.
-                handle = self._subscriber.claim(handle.ref)
+                core = getattr(handle, "core", None)
+                among = {} if core is None else {"core": core}
+                handle = self._subscriber.claim(handle.ref, **among)
             except BundleUnavailableError:
                 return []
         return [self._delivered(handle, _EMPTY, error=reason)]
 
     def _delivered(self, handle: Any, rows: pa.RecordBatch, **metadata: Any) -> Delivered:
-        address = str(handle.ref)
-        return Delivered(address, handle, self._encoder.batch(rows, encode_metadata(address=address, **metadata)))
+        core = getattr(handle, "core", None)  # each core numbers its own segments
+        address = str(handle.ref) if core is None else f"{core}/{handle.ref}"
+        return Delivered({address: handle}, self._encoder.batch(rows, encode_metadata(address=address, **metadata)))
 
     def settle(self, answer: Answer, claims: dict[str, Any]) -> None:
         """

@@ -17,11 +17,12 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.log_source import LogDataSource, ReadableLog, parallelism
 from quiver.spark.topics.offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
 from quiver.spark.topics.options import STREAM_OPTIONS, TopicOptions, parse_topic_options
-from quiver.spark.topics.rows import PRODUCER_SCHEMA, TOPIC_SCHEMA, TopicRows
+from quiver.spark.topics.rows import TopicRows
 from quiver.spark.topics.sink import TopicSink
 from quiver.spark.topics.sink_options import check_columns, parse_topic_sink_options
 from quiver.topics.format.names import check_topic, is_namespace, parse_wal_file_name
 from quiver.topics.reading.file_reader import TopicFileReader
+from quiver.topics.reading.message_rows import PRODUCER_SCHEMA, TOPIC_SCHEMA
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.progress import TopicProgress
 from quiver.topics.reading.ranges import Stretch, TopicLimits, pack_stretches, reach, shared_limits

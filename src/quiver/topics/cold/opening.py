@@ -16,6 +16,7 @@ from quiver.objects.opening import open_objects
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.staging import names_in
 from quiver.topics.cold.tier import ObjectColdTier
 from quiver.topics.format.names import METADATA_FILE, UPLOADER_CHECKPOINT, is_namespace
 from quiver.topics.format.watch import WATCH_FILE
@@ -23,7 +24,6 @@ from quiver.topics.settings import TopicSettings
 
 __all__ = [
     "OWNER_FILE",
-    "names_in",
     "object_tier_of",
     "open_cold_tier",
     "owner_of",
@@ -76,19 +76,6 @@ def _directories_below(fs: FileSystem, root: str) -> Iterator[str]:
     for namespace in filter(is_namespace, names_in(fs, root)):
         for name in filter(is_namespace, names_in(fs, f"{root}/{namespace}")):
             yield f"{root}/{namespace}/{name}"
-
-
-def names_in(fs: FileSystem, directory: str) -> list[str]:
-    """
-    Return the names in *directory*; nothing if it is not a directory.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    try:
-        return fs.list_dir(directory)
-    except (NotADirectoryError, FileNotFoundError):
-        return []
 
 
 def refuse_without_tier(fs: FileSystem, root: str) -> None:
