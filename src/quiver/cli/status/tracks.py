@@ -143,7 +143,7 @@ def topic_tracks(path: str) -> list[Track]:
         OSError: a file cannot be read.
     """
     from quiver.topics.format.names import ACTIVE_FILE  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.topics.store import topics_below  # noqa: PLC0415
+    from quiver.topics.reading.listing import topics_below  # noqa: PLC0415
 
     return [_topic_track(path, topic) for topic in topics_below(REAL_FILES, path, file_name=ACTIVE_FILE)]
 
