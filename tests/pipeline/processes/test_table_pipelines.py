@@ -30,8 +30,9 @@ def iceberg(directory):
 
 
 @pytest.mark.parametrize(("file", "read"), list(zip(FILES, [delta, iceberg], strict=True)), ids=["delta", "iceberg"])
-def test_a_pipeline_of_the_page_writes_each_record_once(tmp_path, file, read):
+def test_a_pipeline_of_the_page_writes_each_record_once(tmp_path, monkeypatch, file, read):
     """With its partitions, over gRPC; the file of Iceberg with a directory instead of a bucket."""
+    monkeypatch.chdir(tmp_path)  # its paths are relative
     port = free_port()
     text = file.replace("4317", str(port))
     if "s3://" in text:

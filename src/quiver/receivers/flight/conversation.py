@@ -40,6 +40,7 @@ class Conversation:
         self.settings = settings
         self._place = place
         self._pool = pool
+        self._refused: FlightRefusedError | None = None
 
     async def run(self, work: Callable[[], _T]) -> _T:
         """Return the result of *work*, which runs in a thread."""
@@ -76,6 +77,35 @@ class Conversation:
                 StatusCode.INVALID_ARGUMENT, f"the message is too large: the limit is {size_max} bytes"
             )
         return valid(inflated)
+
+    async def read_some(self, count_max: int, bytes_max: int) -> list[bytes]:
+        """
+        Return the next message, and small ones that have arrived after it. Empty at the end.
+
+        Args:
+            count_max: the maximum number of messages.
+            bytes_max: nothing is added to messages of this size.
+
+        Raises:
+            TimeoutError, FlightRefusedError: as `read`, for the first message; for another one, from the next call.
+        """
+        if self._refused is not None:
+            raise self._refused
+        found: list[bytes] = []
+        size = 0
+        while not found or (len(found) < count_max and size < bytes_max and self.call.has_message):
+            try:
+                message = await self.read()
+            except FlightRefusedError as refused:
+                if not found:
+                    raise
+                self._refused = refused
+                break
+            if message is None:
+                break
+            found.append(message)
+            size += len(message)
+        return found
 
     async def request(self) -> bytes:
         """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Protocol
 
 from quiver.errors import QuiverError
+from quiver.primitives.scan import Damage
 from quiver.receivers.flight.answers import Answer, answer_of, encode_metadata
 from quiver.receivers.flight.conversation import Conversation, valid
 from quiver.receivers.flight.messages import FlightData, decode_flight_data, encode_bytes
@@ -47,13 +48,15 @@ async def acknowledge_puts(
     try:
         failed: Exception | None = None
         try:
-            message: FlightData | None = first
-            while message is not None:
-                receipt = await loop.run_in_executor(storing, partial(put.take, message))
-                if receipt is not None:
+            messages: list[FlightData | Damage] = [first]
+            while messages and failed is None:
+                # All that have arrived, because a change of threads takes as long as storing a small batch.
+                receipts, failed = await loop.run_in_executor(storing, partial(_take_all, put, messages))
+                for receipt in receipts:
                     await stored.put(receipt)
-                data = await talk.read()
-                message = None if data is None else valid(decode_flight_data(data))
+                if failed is None:
+                    arrived = await talk.read_some(stored.maxsize, talk.settings.message_bytes)
+                    messages = [decode_flight_data(data) for data in arrived]
         except (QuiverError, OSError) as error:
             failed = error
         await stored.put(None)
@@ -62,6 +65,19 @@ async def acknowledge_puts(
             raise failed
     finally:
         acknowledging.cancel()
+
+
+def _take_all(put: Put, messages: Sequence[FlightData | Damage]) -> tuple[list[dict[str, Any]], Exception | None]:
+    """Store *messages*. Return the acknowledgements, and the error that ended it."""
+    receipts: list[dict[str, Any]] = []
+    for message in messages:
+        try:
+            receipt = put.take(valid(message))
+        except (QuiverError, OSError) as error:
+            return receipts, error
+        if receipt is not None:
+            receipts.append(receipt)
+    return receipts, None
 
 
 async def _acknowledge(

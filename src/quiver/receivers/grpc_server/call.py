@@ -251,6 +251,11 @@ class Call:
                 self._reader = None
         return self._take()
 
+    @property
+    def has_message(self) -> bool:
+        """Whether `read` returns the next message without waiting."""
+        return self._is_ready()
+
     def __aiter__(self) -> Self:
         return self
 
