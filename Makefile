@@ -189,7 +189,7 @@ format: $(READY) ## let ruff format the tree and mend what it can
 	$(BIN)/ruff check --quiet --fix . || true
 	$(BIN)/ruff format .
 
-bench: $(READY) $(KERNEL) ## measure beside rivals: ratios, with the noise (make rival-rust first, to have that one too)
+bench: $(READY) $(KERNEL) build/spark-4.2/.ready ## measure beside rivals: ratios, with the noise (make rival-rust first, to have that one too)
 	$(BIN)/python bench/ingest.py --write docs/benchmarks.md
 	$(BIN)/python bench/engines.py --write docs/benchmarks.md
 	$(BIN)/python bench/goals.py --write docs/benchmarks.md
@@ -201,6 +201,10 @@ bench: $(READY) $(KERNEL) ## measure beside rivals: ratios, with the noise (make
 	$(BIN)/python bench/overhead.py --write docs/benchmarks.md
 	PYTHONPATH=bench $(BIN)/python bench/figures/early_delivery.py --write docs/benchmarks.md
 	PYTHONPATH=bench $(BIN)/python bench/figures/record_steps.py --write docs/benchmarks.md
+	PYTHONPATH=bench $(BIN)/python bench/figures/tables.py --write docs/benchmarks.md
+	PYTHONPATH=bench build/spark-4.2/bin/python bench/figures/spark_tables.py \
+		--delta io.delta:delta-spark_2.13:4.2.0 --write docs/benchmarks.md
+	PYTHONPATH=bench $(BIN)/python bench/figures/flight.py --write docs/benchmarks.md
 	$(BIN)/python bench/forward.py --write docs/benchmarks.md
 	$(BIN)/python bench/topics.py --write docs/benchmarks.md
 	$(BIN)/python bench/aof.py --write docs/benchmarks.md

@@ -1,5 +1,5 @@
 """
-Rows per second into Parquet, Delta and Iceberg beside pyarrow alone, and the latency of a thousand commits.
+Rows per second into Parquet, Delta and Iceberg beside pyarrow alone.
 
 The steps of an exporter run in one process, without Spark; `spark_tables.py` measures them on Spark.
 """
@@ -7,7 +7,6 @@ The steps of an exporter run in one process, without Spark; `spark_tables.py` me
 from __future__ import annotations
 
 import secrets
-import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -75,8 +74,8 @@ class Tables:
         return perf_counter() - started
 
 
-def rows_of_requests() -> list[pa.RecordBatch]:
-    requests = [log_request(seed) for seed in range(REQUESTS)]
+def rows_of_requests(count: int) -> list[pa.RecordBatch]:
+    requests = [log_request(seed) for seed in range(count)]
     return [group.batch.cast(view_schema("logs")) for group in decode_groups(requests, "logs")]
 
 
@@ -123,15 +122,6 @@ def exported(kind: str, rows: list[pa.RecordBatch], batches: int) -> Callable[[P
     return run
 
 
-def commits(kind: str, directory: Path, rows: list[pa.RecordBatch], count: int) -> str:
-    tables = Tables(kind, directory)
-    took = [tables.commit(tables.write([rows[0].slice(number, 1)])) * 1000 for number in range(count)]
-    fifth = max(count // 5, 1)
-    first, last = statistics.median(took[:fifth]), statistics.median(took[-fifth:])
-    fifths = f"p50 of the first fifth {first:.1f} ms, of the last {last:.1f} ms"
-    return f"{kind}, {count:,} commits to one table: {fifths}; worst {max(took):.0f} ms."
-
-
 def line_of(name: str, result: Result, floor: Result) -> str:
     median, low, high = ratios(result, floor)
     aim = "" if name in {BARE, TUNED} else f"{AIM:.2f}"
@@ -140,10 +130,8 @@ def line_of(name: str, result: Result, floor: Result) -> str:
 
 
 def main() -> None:
-    parser = BenchParser(__doc__, quick=Quick(share=50))
-    parser.add_argument("--commits", type=int, default=1_000)
-    options = parser.options()
-    rows = rows_of_requests()
+    options = BenchParser(__doc__, quick=Quick(share=50)).options()
+    rows = rows_of_requests(REQUESTS)
     batches = max(BATCHES // options.share, 1)
     contenders = {
         BARE: bare(rows, batches, {}),
@@ -163,10 +151,6 @@ def main() -> None:
         report.add(line_of(name, result, found[BARE]) for name, result in found.items())
         for kind in TABLE_FORMATS:
             report.compare(f"{kind}, rows", found[f"{kind} exporter"], found[BARE], "rows/s")
-        count = max(options.commits // options.share, 5)
-        report.add([""])
-        for kind in TABLE_FORMATS:
-            report.add([commits(kind, Path(scratch) / f"commits-{kind}", rows, count), ""])
     report.finish(options.write)
 
 

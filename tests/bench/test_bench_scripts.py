@@ -122,6 +122,30 @@ def test_record_steps_shows_every_step(tmp_path):
     assert [step.partition(":")[0] for step in steps] == ["receiver"] * 4 + ["task"] * 3 + ["Spark"] * 2 + ["all"]
 
 
+def test_tables_shows_every_format(tmp_path):
+    """Beside pyarrow alone."""
+    text = run("figures/tables.py", tmp_path / "page.md")
+    names = column(text, 1)
+    assert names[0] == "pyarrow alone"
+    assert {"Parquet exporter", "Delta exporter", "Iceberg exporter"} < set(names)
+
+
+@pytest.mark.spark
+def test_spark_tables_shows_every_format(tmp_path):
+    """Beside Spark's Parquet writer; Delta's writer for Spark needs another version of Spark."""
+    names = column(run("figures/spark_tables.py", tmp_path / "page.md"), 1)
+    assert names == ["Spark's Parquet writer", "Parquet exporter", "Delta exporter", "Iceberg exporter"]
+
+
+def test_flight_shows_every_call(tmp_path):
+    """Beside the same calls in the process."""
+    text = run("figures/flight.py", tmp_path / "page.md")
+    assert set(column(text, 1)) == {
+        *("scan, rows counted", "scan, values summed", "scan of a view"), *("put", "subscribe"),
+    }  # fmt: skip
+    assert {"in the process", "Flight", "pyarrow's Flight server"} < set(column(text, 2))
+
+
 @pytest.mark.spark
 def test_pipeline_shows_stages_and_latencies(tmp_path):
     """Each stage and latency next to Spark's own file source, which is 1.00."""
