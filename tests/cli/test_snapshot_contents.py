@@ -17,8 +17,9 @@ from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.primitives.batch_notes import commit_name
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.store.sink_options import SinkOptions
-from quiver.spark.store.sink_stage import bundles_of, commit_batch, stage
+from quiver.spark.store.sink_stage import bundles_of
 from quiver.store.format.sink_commit import INCOMING_DIR
+from quiver.store.staging.batches import commit_batch, stage
 from quiver.store.subscribers.retry_set import RetrySet
 
 PIPELINE = """\

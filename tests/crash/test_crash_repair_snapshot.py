@@ -13,12 +13,12 @@ from quiver import CorruptionError, Settings, Store, UsageError
 from quiver import open as open_store
 from quiver.primitives.scan import Frame
 from quiver.spark.store.sink_options import SinkOptions
-from quiver.spark.store.sink_stage import commit_batch, stage
 from quiver.store.format.names import parse_segment_name
 from quiver.store.format.progress import decode_progress
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.reading.check import check_store
 from quiver.store.snapshots.snapshot import check_snapshot, restore, snapshot
+from quiver.store.staging.batches import commit_batch, stage
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from store_rig import drain, open_manual, stamped

@@ -23,7 +23,7 @@ from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.settings import ExporterSettings
 from quiver.objects.location import ObjectLocation
 from quiver.observe import InMemoryObserver
-from quiver.pipeline.config.store import StoreReceiverConfig
+from quiver.pipeline.config.store import FleetReceiverConfig, StoreReceiverConfig
 from quiver.pipeline.config.topic import TopicReceiverConfig
 from quiver.pipeline.forwarding import Forwarding
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -308,6 +308,19 @@ def test_the_thread_of_a_store_receiver(tmp_path, monkeypatch, deaths):
             store.ingest(bundle())
         finally:
             store.close()
+
+
+def test_the_thread_of_a_fleet_receiver(tmp_path, monkeypatch, deaths):
+    store = quiver.open(tmp_path / "ours")
+    config = FleetReceiverConfig.model_validate({"objects": str(tmp_path / "fleet"), "subscriber": "lake"})
+    receiver = config.receiver(store, deaths.observer)
+    monkeypatch.setattr(receiver, "take", fail)
+    receiver.start()
+    deaths.await_one("quiver-fleet-receiver")
+    receiver.stop(PATIENCE_S)
+    with pytest.raises(StoreFailedError, match=UNFORESEEN):
+        store.ingest(bundle())
+    store.close()
 
 
 def test_the_thread_of_a_topic_receiver(tmp_path, monkeypatch, deaths):

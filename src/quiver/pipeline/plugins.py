@@ -44,7 +44,7 @@ from quiver.pipeline.config.processor import (
 )
 from quiver.pipeline.config.qwp import QwpReceiverConfig
 from quiver.pipeline.config.receiver import MetricsConfig, OtlpReceiverConfig
-from quiver.pipeline.config.store import StoreReceiverConfig
+from quiver.pipeline.config.store import FleetReceiverConfig, StoreReceiverConfig
 from quiver.pipeline.config.topic import TopicExporterConfig, TopicReceiverConfig
 from quiver.settings import Settings
 
@@ -182,6 +182,7 @@ PLUGINS = {
         Plugin("urn:quiver:qwp:receiver", "receiver", QwpReceiverConfig),
         Plugin("urn:quiver:topic:receiver", "receiver", TopicReceiverConfig),
         Plugin("urn:quiver:store:receiver", "receiver", StoreReceiverConfig),
+        Plugin("urn:quiver:fleet:receiver", "receiver", FleetReceiverConfig),
         Plugin(PERSISTENCE, "processor", None),
         Plugin("urn:otel:durable_buffer:processor", "processor", DurableBufferConfig),
         *(Plugin(f"urn:quiver:{name}:processor", "processor", model) for name, model in PROCESSOR_CONFIGS.items()),

@@ -11,6 +11,7 @@ module               purpose
 `flight/`            Arrow Flight: stores for clients in other processes and languages
 `qwp/`               QWP over WebSocket: rows from QuestDB clients, stored before they are confirmed
 `topic_receiver.py`  a topic as the source of a pipeline
+`fleet_receiver.py`  all nodes of a fleet as the source of a pipeline, each bundle once
 `store_receiver.py`  the store of another program as the source of a pipeline
 `polled_settings.py` settings of the receivers of topics and of other stores
 `settings.py`        addresses, sizes, acknowledgement, dedupe window, keepalive

@@ -158,6 +158,7 @@ BASE = {
     "urn:quiver:iceberg:exporter": {"path": "s3://bucket/lake", "catalog": "https://catalog"},
     "urn:quiver:topic:receiver": {"topics": "topics", "topic": "a/b"},
     "urn:quiver:store:receiver": {"store": "theirs"},
+    "urn:quiver:fleet:receiver": {"objects": "s3://bucket/fleet", "subscriber": "lake"},
 }
 """The smallest valid config of each plugin."""
 
@@ -261,6 +262,16 @@ CHANGES = {
         "subscriber": "other",
         "start": "latest",
         "poll_interval": "9s",
+    },
+    "urn:quiver:fleet:receiver": {
+        "objects": "s3://bucket/other",
+        "subscriber": "other",
+        "start": "latest",
+        "list_interval": "9s",
+        "max_batch_size": "9MiB",
+        "max_segment_size": "9MiB",
+        "fail_on_data_loss": False,
+        "accept_data_loss_of": ["3e0b6f0a-5d3c-4f63-9a43-0c9d6c0c5a11"],
     },
 }
 """For each key a value other than its default, with the keys that it requires."""

@@ -31,7 +31,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 from quiver.spark.store.sink_options import SinkOptions
-from quiver.spark.store.sink_stage import commit_batch, stage
+from quiver.store.staging.batches import commit_batch, stage
 from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 from stub_watchdog import StubWatchdog

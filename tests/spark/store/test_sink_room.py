@@ -13,14 +13,15 @@ from quiver.errors import CapacityError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import KIB, Settings
 from quiver.spark.store.sink_options import SinkOptions
-from quiver.spark.store.sink_room import SinkRoom
-from quiver.spark.store.sink_stage import StoreSink, commit_batch, discard, stage
+from quiver.spark.store.sink_stage import StoreSink
 from quiver.store.format.names import DEAD_LETTER_DIR
 from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.limits.disk_reports import find_room
 from quiver.store.limits.tree_bytes import tree_bytes
 from quiver.store.opening import open_store
 from quiver.store.reading.check import check_store
+from quiver.store.staging.batches import commit_batch, discard, stage
+from quiver.store.staging.room import SinkRoom
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

@@ -14,12 +14,13 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.settings import Settings
 from quiver.spark.store.sink_options import SinkOptions
-from quiver.spark.store.sink_stage import await_room, bundles_of, commit_batch, discard, is_committed, stage
+from quiver.spark.store.sink_stage import bundles_of
 from quiver.store.format.names import STORE_LOCK
 from quiver.store.format.sink_commit import COMMITS, INCOMING_DIR, decode_commit, parse_commit_name
 from quiver.store.reading.check import check_store
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.staged_import import awaits_import, first_free_segment
+from quiver.store.staging.batches import await_room, commit_batch, discard, is_committed, stage
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

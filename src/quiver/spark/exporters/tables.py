@@ -50,15 +50,7 @@ from quiver.spark.questdb.export import QuestdbExporter
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
 from quiver.spark.spark_features import to_arrow_schema
 from quiver.spark.store.sink_options import SinkOptions
-from quiver.spark.store.sink_stage import (
-    Staged,
-    await_room,
-    commit_batch,
-    is_committed,
-    sink_root,
-    stage_here,
-    task_place,
-)
+from quiver.spark.store.sink_stage import sink_root, stage_here, task_place
 from quiver.spark.table_formats.export import TableFormatExporter
 from quiver.spark.table_formats.place import TablePlace
 from quiver.spark.table_formats.settings import DeltaSettings, IcebergSettings
@@ -66,6 +58,7 @@ from quiver.spark.tables import column_named
 from quiver.spark.topics.export import TopicExporter
 from quiver.spark.topics.export_settings import TopicSinkSettings
 from quiver.store.format.sink_commit import INCOMING_DIR
+from quiver.store.staging.batches import Staged, await_room, commit_batch, is_committed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,6 +9,5 @@ module               purpose
 `source.py`          the data source `quiver`
 `sink_options.py`    the options of a write, with their table (pure)
 `sink_stage.py`      rows → staged segments in tasks → one committed batch
-`sink_room.py`       disk space for staged segments: a task waits for it like any producer
 ===================  =================================================================================================
 """

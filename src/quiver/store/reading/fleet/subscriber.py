@@ -208,6 +208,10 @@ class FleetSubscriber:
             ]
         return pack_segments(segments, self._options, parallelism=self._parallelism)
 
+    def epoch_of(self, end: Mapping[str, Any]) -> int:
+        """Return the epoch of the query that created the batch which ends at *end*; later batches have no lower one."""
+        return self._find(end).offsets.epoch
+
     def available_now(self) -> None:
         """From now on, return no segments that are not yet in the bucket."""
         owned = self._own()
