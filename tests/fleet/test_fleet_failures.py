@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from fleet_rig import BUCKET, LAKE, FleetReader, NodeRig
@@ -505,3 +507,39 @@ def test_a_fleet_subscriber_belongs_to_the_node():
     rig.fs.try_lock(f"{rig.root}/quiver.sub.{LAKE}.lock", note="test")
     with pytest.raises(DirectoryInUseError):
         rig.open()
+
+
+FAILURES = {
+    "the process or the machine dies": "test_node_dies_after_an_upload test_a_crash_at_any_step "
+    "test_confirmed_bundles_reach_the_reader_once",
+    "the object store is away": "test_the_object_store_is_away test_object_store_is_away",
+    "the node is offline for weeks": "test_node_is_offline_for_weeks test_node_offline_for_weeks_with_a_backlog",
+    "policy drops segments that were not read": "test_policy_drops_what_was_not_read "
+    "test_drops_are_remembered_until_the_bucket_has_them test_policy_dropped_data",
+    "a segment is damaged before it is uploaded": "test_a_segment_is_damaged_before_it_is_uploaded",
+    "acknowledgements are lost, damaged or old": "test_positions_are_lost_or_stale "
+    "test_positions_that_are_damaged_are_reported test_acknowledgements_are_lost_damaged_or_old",
+    "the machine is installed again": "test_node_is_installed_again",
+    "the disk is cloned, or restored from a backup": "test_disk_is_cloned_while_the_node_runs "
+    "test_two_clones_upload_before_they_notice test_a_disk_is_restored_from_an_old_backup test_cloned_disk",
+    "the query, its driver or its tasks die": "test_driver_dies_at_any_request "
+    "test_three_kills_lose_and_duplicate_nothing",
+    "two queries run as one subscriber": "test_a_second_driver_replaces_the_first test_a_replaced_reader_is_ignored",
+    "an object is damaged, missing, or from a hostile node": "test_object_damaged_or_missing_in_a_batch "
+    "test_an_object_is_missing_in_the_middle test_hostile_node",
+    "clocks differ": "test_clocks_are_not_compared test_clocks_of_nodes_have_no_effect",
+}
+"""The tests of each row of the table of failures in docs/howto/fleet.md."""
+
+
+def test_each_failure_of_the_page_has_tests():
+    """With the names above."""
+    root = Path(__file__).parents[2]
+    table = (root / "docs/howto/fleet.md").read_text().partition("## Failures")[2].partition("\n\nMetrics")[0]
+    rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
+    assert rows[0] == "event"
+    assert set(rows[1:]) == set(FAILURES)
+    folders = (root / "tests/fleet", root / "tests/spark/fleet")
+    known = {name for folder in folders for one in folder.glob("test_*.py")
+             for name in re.findall(r"^def (test_\w+)", one.read_text(), re.MULTILINE)}  # fmt: skip
+    assert {name for names in FAILURES.values() for name in names.split()} <= known

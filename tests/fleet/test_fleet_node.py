@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from fleet_rig import LAKE, FleetReader, NodeRig
+
+import store_rig
+from quiver.objects.port import ObjectInfo, Parts
+from quiver.store.cold import tier
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -30,3 +36,65 @@ def test_acknowledged_segments_leave_the_node_and_the_bucket():
     assert reader.numbers[rig.identity] == list(range(8))
     assert reader.gone == {}
     assert reader.problems == {}
+
+
+def test_local_subscribers_do_not_wait_for_the_seal():
+    """The age and the size of uploaded segments are set for uploads alone."""
+    rig = NodeRig(fleet_seal_s=3600.0, segment_bytes_max=1 << 20)
+    with rig.open() as store:
+        local = store.register("local", start="earliest")
+        for number in range(3):
+            store.ingest(store_rig.numbered(number), durable=True)
+            handle = local.next_bundle(timeout=0)
+            assert handle is not None
+            assert store_rig.number_of(handle.bundle) == number
+            handle.ack()
+            rig.clock.advance(600)
+            store.maintain()
+        assert FleetReader(rig.tier).listed() == {}
+        rig.clock.advance(3600)
+        store.maintain()
+        (objects,) = FleetReader(rig.tier).listed().values()
+        assert len(objects) == 1, "one segment with all bundles"
+
+
+@pytest.mark.parametrize("cause", ["size", "close"])
+def test_segments_are_uploaded_earlier(cause):
+    """A full segment, and the rest when the node is closed."""
+    rig = NodeRig(fleet_seal_s=3600.0)
+    with rig.open() as store:
+        for number in range(40 if cause == "size" else 1):
+            store.ingest(store_rig.numbered(number), durable=True)
+            store.maintain()
+        assert bool(FleetReader(rig.tier).listed()) == (cause == "size")
+    with rig.open() as store:
+        rig.turn(store)
+        reader = FleetReader(rig.tier)
+        reader.read()
+    assert reader.numbers[rig.identity] == list(range(40 if cause == "size" else 1))
+
+
+def test_closing_ends_an_upload(monkeypatch):
+    """It does not wait for the rest of a large segment; the next start uploads it."""
+    monkeypatch.setattr(tier, "_PIECE_BYTES", 100)
+    rig = NodeRig()
+    put_parts = rig.tier.put_parts
+    store = rig.open()
+    rig.fill(store, 1)
+    closer = threading.Thread(target=store.close)
+
+    def slow(key: str, parts: Parts, **how: int) -> ObjectInfo:
+        closer.start()
+        for _ in range(100_000):
+            for _ in parts():
+                pass
+        return put_parts(key, parts, **how)
+
+    monkeypatch.setattr(rig.tier, "put_parts", slow)
+    store.maintain()
+    closer.join()
+    assert FleetReader(rig.tier).listed() == {}
+    monkeypatch.setattr(rig.tier, "put_parts", put_parts)
+    with rig.open() as store:
+        rig.turn(store)
+    assert [one.last for one in FleetReader(rig.tier).listed()[rig.identity]] == [0]

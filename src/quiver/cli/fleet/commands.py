@@ -88,7 +88,7 @@ def show(
     silent_s = parse_duration_s(silent_after, key="--silent-after")
     described = []
     with _opened(place, options, writable=False) as tier:
-        for identity in find_nodes(tier, node):
+        for identity in find_nodes(tier, [node]):
             found = survey(tier, identity=identity)
             now_ns = SYSTEM_CLOCK.now_ns()
             one = found.nodes[identity]
@@ -201,7 +201,7 @@ def retire(
 
     silent_s = parse_duration_s(silent_after, key="--silent-after")
     with _opened(place, options, writable=not dry_run) as tier:
-        identities = find_nodes(tier, node)
+        identities = find_nodes(tier, [node])
         if len(identities) > 1:
             raise UsageError(f"{len(identities)} nodes are named {node}; give an identity: {', '.join(identities)}")
         found = retire_node(

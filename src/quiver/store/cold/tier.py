@@ -184,7 +184,7 @@ class ColdTier:
                 self._node.before_upload(tier, entry.seq)
             key = object_key(self._folder, entry)
             if before != entry or not self._is_there(tier, key, entry):
-                sent, damage = _upload(tier, key, source, entry)
+                sent, damage = _upload(tier, key, source, entry, self._stopping)
                 if damage is not None:
                     self._on_damage(info, CorruptionError(info.path, *damage))
                     return 0
@@ -284,7 +284,11 @@ class ColdTier:
             self._pass.release()
 
     def stop(self) -> None:
-        """Wait for the current pass and start no other one: on return nothing is written any more. Idempotent."""
+        """
+        Wait for the current pass and start no other one: on return nothing is written any more. Idempotent.
+
+        An upload ends after the parts that are being sent; the next start sends the segment again.
+        """
         self._stopping.set()
         self._worker.stop()
         with self._pass:  # a pass that a caller runs writes to the directory, too
@@ -301,14 +305,23 @@ class ColdTier:
             self._context.room.notify_all()
 
 
-def _upload(tier: ObjectTier, key: str, source: File, entry: ColdSegment) -> tuple[ObjectInfo, tuple[int, str] | None]:
-    """Step 2. Return the object, and the offset and the reason if the local file is damaged."""
+def _upload(
+    tier: ObjectTier, key: str, source: File, entry: ColdSegment, stopping: threading.Event
+) -> tuple[ObjectInfo, tuple[int, str] | None]:
+    """
+    Step 2. Return the object, and the offset and the reason if the local file is damaged.
+
+    Raises:
+        ObjectsUnavailableError: the object store does not answer, or *stopping* was set; there is no object then.
+    """
     seen: list[int] = [0]
 
     def parts() -> Iterator[bytes]:
         crc = offset = 0
         end = entry.size_bytes - _CRC_BYTES
         while offset < entry.size_bytes:
+            if stopping.is_set():
+                raise ObjectsUnavailableError("put", key, "the store is being closed")
             piece = source.pread(min(_PIECE_BYTES, entry.size_bytes - offset), offset)
             if not piece:
                 break

@@ -20,7 +20,7 @@ import importlib
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,9 +35,11 @@ from quiver.primitives.disk.file_system import FileSystem, directory_name
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cold.files import OpenTier
 from quiver.store.format.cores import core_directory, parse_core_directory
+from quiver.store.format.fleet.names import INBOX_FOLDER, NODES_FOLDER
 from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
 from quiver.store.reading.digests import SegmentDigests
 from quiver.store.reading.directory import StoreDirectory
+from quiver.store.reading.fleet.directories import FleetDirectories
 from quiver.store.reading.log_tail import LogFile, snapshot_log, uncovered
 from quiver.store.reading.query.scan import Scan, plan
 from quiver.store.reading.query.slot_scan import SlotScan, table_names
@@ -58,22 +60,31 @@ def read(
     adapter: Adapter = OTAP,
     strict: bool = False,
     objects: ObjectTier | ObjectLocation | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> StoreReader:
     """
     Open the store in directory *path* for reading, whether or not a writer has it open. Takes no lock, changes nothing.
 
+    Of a fleet, what is in its bucket is read, one node after the other; nothing is acknowledged.
+
     Args:
-        path: the directory of one store, or of several cores, which are read one after the other.
+        path: the directory of one store, or of several cores, which are read one after the other. Or a fleet: its URL,
+            such as s3://bucket/fleet-a, or its directory.
         fs: the file system.
         adapter: the slot table that resolves slot names.
         strict: raise at the first damage instead of collecting it in `StoreReader.problems`.
         objects: the object tier or its location, for segments that exist only there. By default the location comes from
             the store's own list, and credentials from the provider's usual places.
+        options: of the object store, if *path* is a URL, for example `endpoint`.
 
     Raises:
-        UsageError: the directory contains no store.
+        UsageError: the directory contains no store, or the bucket no fleet.
+        ObjectsUnavailableError, AccessDeniedError: the bucket of a fleet cannot be read.
         OSError: the directory cannot be read.
     """
+    fleet = _fleet_at(path, fs=fs, objects=objects, options=options)
+    if fleet is not None:
+        return StoreReader(os.fspath(path), fs=fs, adapter=adapter, strict=strict, fleet=fleet)
     root = directory_name(path)
     open_tier: OpenTier | None = None
     if isinstance(objects, ObjectLocation):
@@ -90,9 +101,33 @@ def read(
     return reader
 
 
+def _fleet_at(
+    path: str | os.PathLike[str],
+    *,
+    fs: FileSystem,
+    objects: ObjectTier | ObjectLocation | None,
+    options: Mapping[str, object] | None,
+) -> ObjectTier | None:
+    """Return the objects of the fleet at *path*; None if it is the directory of a store."""
+    is_url = isinstance(path, str) and "://" in path
+    if not is_url:
+        if options:
+            raise UsageError(f"options are those of an object store, and {path!s} is a directory")
+        root = directory_name(path)
+        names = set(fs.list_dir(root))
+        if not names & {INBOX_FOLDER, NODES_FOLDER} or names & {SEGMENTS_DIR, WAL_DIR}:
+            return None
+    elif objects is not None:
+        raise UsageError(f"{path!s} is a fleet, whose objects are there: leave out objects=, and give options=")
+    tier = open_objects(ObjectLocation.from_url(os.fspath(path), options), writable=False, fs=fs)
+    if not any(next(iter(tier.list_below(folder)), None) for folder in (INBOX_FOLDER, NODES_FOLDER)):
+        raise UsageError(f"{path!s} holds no fleet: no node has a record or an object there")
+    return tier
+
+
 class StoreReader:
     """
-    The contents of a directory. Each iteration is a separate pass over its current contents.
+    The contents of a directory or a fleet. Each iteration is a separate pass over its current contents.
 
     Attributes:
         problems: the damage found so far, each with path, offset and reason. Everything else is still returned.
@@ -107,6 +142,7 @@ class StoreReader:
         strict: bool = False,
         verified: VerifiedSegments | None = None,
         open_tier: OpenTier | None = None,
+        fleet: ObjectTier | None = None,
     ) -> None:
         self.path = root
         self._fs = fs
@@ -117,9 +153,15 @@ class StoreReader:
         self._lock = threading.Lock()
         self._known: dict[str, SegmentDigests] = {}
         self.problems: list[CorruptionError] = []
+        self._fleet = None if fleet is None else FleetDirectories(fleet, strict=strict, problems=self.problems)
 
     def directories(self) -> list[str]:
-        """Return the directories of all stores: the directory itself, those of its cores, or both."""
+        """
+        Return the directories of all stores: the directory itself, those of its cores, or both; of a fleet, the
+        identities of its nodes.
+        """
+        if self._fleet is not None:
+            return [one.directory.path for one in self._fleet.digests()]
         names = self._fs.list_dir(self.path)
         alone = [self.path] if SEGMENTS_DIR in names or WAL_DIR in names else []
         cores = sorted(core for core in map(parse_core_directory, names) if core is not None)
@@ -127,6 +169,8 @@ class StoreReader:
 
     def _stores(self) -> list[SegmentDigests]:
         """Return the digests of each store. A core may have been added since the last call."""
+        if self._fleet is not None:
+            return self._fleet.digests()
         with self._lock:
             found = self.directories()
             self._known = {root: self._known.get(root) or self._digests(root) for root in found}
@@ -242,6 +286,7 @@ class StoreReader:
         by: By = "ingested",
         table: str | None = None,
         view: str | None = None,
+        nodes: Sequence[str] | None = None,
     ) -> Scan:
         """
         Return the rows of one slot or view as one table: first sealed segments, then bundles that are only in the log.
@@ -261,22 +306,33 @@ class StoreReader:
                 their own schema.
             view: instead of a slot, "logs", "spans" or "metrics": one row per log record, span or data point, decoded
                 from OTLP requests and OTAP tables.
+            nodes: of a fleet, the names or identities of the nodes to read; by default all.
 
         Raises:
             InvalidBundleError: an unknown slot.
-            UsageError: neither a slot nor a view, or both; a column that no bundle has, or whose types cannot be
-                combined; a time without a time zone; event times or a table for a slot that has none.
+            UsageError: neither a slot nor a view, or both; an unknown node; a column that no bundle has, or whose types
+                cannot be combined; a time without a time zone; event times or a table for a slot that has none.
             CorruptionError: a file is damaged, and the reader is strict.
         """
         if (slot is None) == (view is None) or (view is not None and table is not None):
             raise UsageError('give either a slot, as in scan("logs"), or a view, as in scan(view="logs")')
+        sources = self._sources(nodes)
         if view is not None:
             # Imported only when used: decoding needs the packages of the extra `otlp`.
             views: Any = importlib.import_module("quiver.store.reading.query.view_scan")
-            found: Scan = views.ViewScan(self._stores(), view, columns, start=start, end=end, by=by)
+            found: Scan = views.ViewScan(sources, view, columns, start=start, end=end, by=by)
             return found
         number = self._adapter.slot(slot) if slot is not None else 0
-        return SlotScan(self._stores(), number, columns, start=start, end=end, by=by, table=table)
+        return SlotScan(sources, number, columns, start=start, end=end, by=by, table=table)
+
+    def _sources(self, nodes: Sequence[str] | None) -> list[SegmentDigests]:
+        if self._fleet is not None:
+            if isinstance(nodes, str):
+                raise UsageError(f"nodes={nodes!r} is one text: write a list, nodes=[{nodes!r}]")
+            return self._fleet.planned(nodes)
+        if nodes is not None:
+            raise UsageError(f"nodes={nodes!r}: {self.path} is a store, not a fleet")
+        return self._stores()
 
     def __enter__(self) -> Self:
         return self

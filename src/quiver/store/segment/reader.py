@@ -19,7 +19,7 @@ from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat, starmap
 from operator import length_hint
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -109,7 +109,7 @@ class SegmentReader:
         return cls.from_view(path, view, verified=verified)
 
     @classmethod
-    def from_view(cls, path: str, view: memoryview, *, verified: VerifiedSegments | None = None) -> SegmentReader:
+    def from_view(cls, path: str, view: memoryview, *, verified: VerifiedSegments | None = None) -> Self:
         """
         Read directory and manifest of the segment in *view*, which errors call *path*.
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from quiver.errors import CorruptionError
 from quiver.primitives.checksum import crc32
-from quiver.primitives.disk.file_system import File, FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage, Frame
 from quiver.store.format.names import parse_segment_name
 from quiver.store.format.segment.event_times import EventColumn
@@ -29,10 +30,20 @@ from quiver.store.format.segment.manifest import ManifestSummary, decode_manifes
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
 
-__all__ = ["SegmentTail", "read_info", "read_tail"]
+__all__ = ["SegmentTail", "TailSource", "read_info", "read_tail", "tail_of"]
 
 _TAIL_BYTES = 16 * 1024
 """Directory, manifest and footer of most segments are smaller."""
+
+
+class TailSource(Protocol):
+    """The reads that the end of a segment needs: those of a file, or of an object."""
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Return up to *size* bytes at *offset*; fewer only at the end."""
+
+    def size(self) -> int:
+        """Return the length in bytes."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +98,26 @@ def read_tail(fs: FileSystem, path: str) -> SegmentTail | None:
     """
     file = fs.open_read(path)
     try:
-        size = file.size()
-        before = max(0, size - _TAIL_BYTES)
-        tail = memoryview(file.pread(size - before, before))
-        answer = decode_segment_footer(tail, size_bytes=before + len(tail))
-        if not isinstance(answer, Frame):
-            return None
-        footer = answer.value
-        region = _manifest_region(file, tail, before, footer)
+        return tail_of(file, path)
     finally:
         file.close()
+
+
+def tail_of(source: TailSource, path: str) -> SegmentTail | None:
+    """
+    Return the end of the segment that *source* reads; None as `read_tail`. Errors call it *path*.
+
+    Raises:
+        CorruptionError: its manifest is damaged; the error has the place and the reason.
+    """
+    size = source.size()
+    before = max(0, size - _TAIL_BYTES)
+    tail = memoryview(source.pread(size - before, before))
+    answer = decode_segment_footer(tail, size_bytes=before + len(tail))
+    if not isinstance(answer, Frame):
+        return None
+    footer = answer.value
+    region = _manifest_region(source, tail, before, footer)
     summary = decode_manifest_summary(region, footer.bundle_count, at=footer.manifest_offset)
     if isinstance(summary, Damage):
         raise CorruptionError(path, summary.offset, summary.reason)
@@ -122,7 +143,7 @@ def _info(path: str, size_bytes: int, bundle_count: int, summary: ManifestSummar
     )
 
 
-def _manifest_region(file: File, tail: memoryview, before: int, footer: SegmentFooter) -> memoryview:
+def _manifest_region(file: TailSource, tail: memoryview, before: int, footer: SegmentFooter) -> memoryview:
     start = footer.manifest_offset - before
     if start >= 0:
         return tail[start : start + footer.manifest_length]

@@ -17,6 +17,7 @@ module                purpose
 `positions.py`        the positions of a subscriber, replaced by its owner
 `subscriber.py`       a streaming query as a subscriber: start, plan, acknowledge
 `options.py`          the options of a load, with their table (pure)
+`directories.py`      the nodes as directories of segments, for `quiver.read`
 `segments.py`         one segment, or one record of segments that are gone, fetched and verified
 `rejected.py`         segments that could not be read, recorded instead of failing a batch
 ====================  =====================================================================================

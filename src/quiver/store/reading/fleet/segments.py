@@ -17,7 +17,7 @@ from quiver.store.format.fleet.gone import GONE_BYTES_MAX, GoneSegments, decode_
 from quiver.store.format.fleet.names import InboxObject, key_of
 from quiver.store.segment.reader import SegmentReader
 
-__all__ = ["OBJECT_BYTES_MAX", "open_segment", "read_gone", "validated"]
+__all__ = ["OBJECT_BYTES_MAX", "fetch_object", "open_segment", "read_gone", "validated"]
 
 OBJECT_BYTES_MAX = 1 << 30
 """A larger object is not read: it is loaded into memory completely."""
@@ -39,18 +39,30 @@ def open_segment(
         ObjectsUnavailableError: the object store does not answer.
         AccessDeniedError: the credentials do not allow it.
     """
+    key, data = fetch_object(tier, identity, found, size_bytes_max=size_bytes_max)
+    reader = SegmentReader.from_view(key, memoryview(data))
+    reader.verify()
+    return reader
+
+
+def fetch_object(
+    tier: ObjectTier, identity: str, found: InboxObject, *, size_bytes_max: int = OBJECT_BYTES_MAX
+) -> tuple[str, bytes]:
+    """
+    Fetch one segment; return its key and its bytes, whose checksum is right.
+
+    Raises:
+        DataLossError, CorruptionError, ObjectsUnavailableError, AccessDeniedError: as `open_segment`.
+    """
     key = key_of(identity, found)
     if found.crc32 is None:
         raise DataLossError(key, 0, f"segments {found.first} to {found.last} are gone")
     if found.size_bytes > size_bytes_max:
         raise CorruptionError(key, 0, f"it has {found.size_bytes} bytes, more than {size_bytes_max}")
     try:
-        data = fetch_checked(tier, key, size_bytes=found.size_bytes, checksum=found.crc32)
+        return key, fetch_checked(tier, key, size_bytes=found.size_bytes, checksum=found.crc32)
     except ObjectNotFoundError:
         raise DataLossError(key, 0, "the object was removed before it was read") from None
-    reader = SegmentReader.from_view(key, memoryview(data))
-    reader.verify()
-    return reader
 
 
 def validated(batch: pa.RecordBatch, path: str) -> pa.RecordBatch:

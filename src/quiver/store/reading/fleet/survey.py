@@ -7,14 +7,13 @@ before objects. A listing is not a snapshot: a hole in a chain is certain only i
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from quiver.errors import CorruptionError, ObjectNotFoundError, UsageError
 from quiver.objects.port import ObjectInfo, ObjectTier
-from quiver.primitives.scan import Frame, as_damage
-from quiver.store.format.fleet.acks import ACKS_BYTES_MAX, AckedNode, decode_acks
+from quiver.primitives.scan import Frame
+from quiver.store.format.fleet.acks import AckedNode
 from quiver.store.format.fleet.names import (
     ACKS_FOLDER,
     INBOX_FOLDER,
@@ -27,6 +26,7 @@ from quiver.store.format.fleet.names import (
 from quiver.store.format.fleet.node_record import NODE_RECORD_BYTES_MAX, NodeRecord, decode_node_record
 from quiver.store.format.names import is_subscriber_id
 from quiver.store.reading.fleet.listing import in_parallel, list_shards
+from quiver.store.reading.fleet.positions import read_positions
 
 __all__ = ["FleetSurvey", "ReaderPositions", "SurveyedNode", "find_nodes", "survey"]
 
@@ -125,7 +125,7 @@ def survey(tier: ObjectTier, *, identity: str | None = None) -> FleetSurvey:
     Raises:
         ObjectsUnavailableError, AccessDeniedError: the bucket cannot be read.
     """
-    readers = _read_positions(tier, identity)
+    readers = _read_readers(tier)
     nodes: dict[str, SurveyedNode] = {}
     strangers = []
     folder = INBOX_FOLDER if identity is None else f"{INBOX_FOLDER}/{identity[:2]}/{identity}"
@@ -148,24 +148,29 @@ def survey(tier: ObjectTier, *, identity: str | None = None) -> FleetSurvey:
     return FleetSurvey(dict(sorted(nodes.items())), dict(sorted(readers.items())), tuple(strangers))
 
 
-def find_nodes(tier: ObjectTier, wanted: str) -> list[str]:
+def find_nodes(tier: ObjectTier, wanted: Iterable[str]) -> list[str]:
     """
-    Return the identities of the nodes with the name or the identity *wanted*, ascending.
+    Return the identities of the nodes with the names or identities *wanted*, ascending. A name may belong to several.
 
     Raises:
-        UsageError: there is none.
+        UsageError: one of them is neither the name nor the identity of a node.
         ObjectsUnavailableError, AccessDeniedError: the bucket cannot be read.
     """
-    if is_identity(wanted):
-        if next(iter(tier.list_below(f"{INBOX_FOLDER}/{wanted[:2]}/{wanted}")), None) is not None:
-            return [wanted]
-        known = [identity for identity, _, _, _ in _read_records(tier, wanted)]
-    else:
-        records = _read_records(tier, None)
-        known = [identity for identity, _, record, _ in records if record is not None and record.name == wanted]
-    if not known:
-        raise UsageError(f"no node of this fleet is named {wanted[:140]!r}: `quiver fleet list` shows all")
-    return known
+    found = set()
+    by_name: dict[str, list[str]] | None = None
+    for text in wanted:
+        if is_identity(text):
+            known = [text] if text in survey(tier, identity=text).nodes else []
+        else:
+            if by_name is None:
+                by_name = {}
+                for identity, _, record, _ in _read_records(tier, None):
+                    by_name.setdefault("" if record is None else record.name, []).append(identity)
+            known = by_name.get(text, [])
+        if not known:
+            raise UsageError(f"no node of this fleet is named {text[:140]!r}: `quiver fleet list` shows all")
+        found.update(known)
+    return sorted(found)
 
 
 def _owner_of(key: str) -> str | None:
@@ -174,26 +179,13 @@ def _owner_of(key: str) -> str | None:
     return folders[2] if is_below else None
 
 
-def _read_positions(tier: ObjectTier, identity: str | None) -> dict[str, ReaderPositions]:
-    keys = {}
-    for info in tier.list_below(ACKS_FOLDER):
-        subscriber, shard = posixpath.split(info.key.removeprefix(f"{ACKS_FOLDER}/"))
-        is_wanted = identity is None or shard == identity[:2]
-        if is_subscriber_id(subscriber) and len(shard) == 2 and is_wanted:
-            keys[info.key] = subscriber
-    readers: dict[str, ReaderPositions] = {}
-    datas = in_parallel(lambda key: _get(tier, key, ACKS_BYTES_MAX), keys)
-    for (key, subscriber), data in zip(keys.items(), datas, strict=True):
-        if data is None:
-            continue
-        reader = readers.setdefault(subscriber, ReaderPositions(subscriber))
-        answer = decode_acks(memoryview(data))
-        if isinstance(answer, Frame):
-            reader.epoch = max(reader.epoch, answer.value.epoch)
-            reader.nodes.update((node.identity, node) for node in answer.value.nodes)
-        else:
-            damage = as_damage(answer, len(data))
-            reader.problems.append(str(CorruptionError(key, damage.offset, damage.reason)))
+def _read_readers(tier: ObjectTier) -> dict[str, ReaderPositions]:
+    names = {info.key.split("/")[1] for info in tier.list_below(ACKS_FOLDER)}
+    readers = {}
+    for name in sorted(filter(is_subscriber_id, names)):
+        found = read_positions(tier, name)
+        problems = [str(problem) for problem in found.problems.values()]
+        readers[name] = ReaderPositions(name, found.epoch, dict(found.nodes), problems)
     return readers
 
 
