@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.store.format.fleet.names import InboxObject
-from quiver.store.reading.fleet.planning import share
+from quiver.store.reading.fleet.planning import OBJECT_COST_BYTES_MIN
+from quiver.store.reading.fleet.planning import share as share_at_cost
+
+share = partial(share_at_cost, cost_bytes_min=1)
 
 
 def objects(*sizes):
@@ -57,3 +62,11 @@ def test_the_number_of_objects_is_limited():
     """As a batch is one object itself."""
     shared = share({"a": objects(*[1] * 10), "b": objects(*[1] * 10)}, bytes_max=None, turn=0, objects_max=5)
     assert sum(map(len, shared.values())) == 5
+
+
+def test_a_million_tiny_objects_are_no_batch():
+    """Each costs a request, so a node cannot delay the others with them."""
+    chains = {"hostile": objects(*[0] * 100_000), "b": objects(100_000, 100_000)}
+    shared = share_at_cost(chains, bytes_max=100 * OBJECT_COST_BYTES_MIN, turn=0)
+    assert len(shared["b"]) == 2
+    assert len(shared["hostile"]) < 100

@@ -13,6 +13,7 @@ from quiver.store.format.fleet.gone import GoneSegments, encode_gone
 from quiver.store.format.fleet.names import acks_key, gone_key, key_of, offsets_key, owner_key, segment_key
 from quiver.store.reading.fleet.inbox import list_inbox, list_node
 from quiver.store.reading.fleet.owner import read_owner
+from quiver.store.reading.fleet.planning import OBJECT_COST_BYTES_MIN
 from quiver.store.reading.fleet.positions import read_positions
 from quiver.store.reading.fleet.rejected import list_rejected
 from quiver.testing.crashfs import CrashFileSystem
@@ -219,8 +220,7 @@ def test_node_offline_for_weeks_with_a_backlog(fleet):
     """It delays no other node: each batch has segments of all of them."""
     fleet.fill(12, fleet.nodes[0])
     fleet.fill(2, *fleet.nodes[1:])
-    size = list_node(fleet.tier, fleet.nodes[1].identity)[0].size_bytes
-    query = FleetQuery(fleet.tier, batch_bytes_max=4 * size)
+    query = FleetQuery(fleet.tier, batch_bytes_max=4 * OBJECT_COST_BYTES_MIN)
     query.run(1)
     assert {node for node, _ in query.checkpoint.sink[0]} == {node.identity for node in fleet.nodes}
     query.run()

@@ -13,10 +13,14 @@ from collections.abc import Mapping, Sequence
 
 from quiver.store.format.fleet.names import InboxObject
 
-__all__ = ["BATCH_OBJECTS_MAX", "share"]
+__all__ = ["BATCH_OBJECTS_MAX", "OBJECT_COST_BYTES_MIN", "share"]
 
 BATCH_OBJECTS_MAX = 500_000
 """Half of what a batch can have, so that its object stays below 20 MB."""
+
+OBJECT_COST_BYTES_MIN = 16 * 1024
+"""A smaller object counts as this much, because a request costs about as much time: a node with a million tiny objects
+must not make a batch of them."""
 
 _STEP = 2_654_435_761
 """A prime: successive batches begin with each of the nodes once, for any number of nodes, before one is first again."""
@@ -28,6 +32,7 @@ def share(
     bytes_max: int | None,
     turn: int,
     objects_max: int = BATCH_OBJECTS_MAX,
+    cost_bytes_min: int = OBJECT_COST_BYTES_MIN,
 ) -> dict[str, tuple[InboxObject, ...]]:
     """
     Return the objects of a batch, by node: of each chain the beginning. There is at least one if any chain has one.
@@ -37,6 +42,7 @@ def share(
         bytes_max: the size of the batch; None for no limit. Only its first object may exceed it.
         turn: the number of the batch, which decides which nodes come first.
         objects_max: the number of objects.
+        cost_bytes_min: the size that smaller objects count as.
     """
     order = sorted(identity for identity, objects in chains.items() if objects)
     if not order:
@@ -50,12 +56,12 @@ def share(
     while waiting and count < objects_max:
         bytes_of, place = heapq.heappop(waiting)
         objects = chains[order[place]]
-        one = objects[taken[place]]
-        if bytes_max is not None and count and size + one.size_bytes > bytes_max:
+        cost = max(objects[taken[place]].size_bytes, cost_bytes_min)
+        if bytes_max is not None and count and size + cost > bytes_max:
             continue  # this node waits for the next batch; smaller objects of others may still fit
         taken[place] += 1
-        size += one.size_bytes
+        size += cost
         count += 1
         if taken[place] < len(objects):
-            heapq.heappush(waiting, (bytes_of + max(one.size_bytes, 1), place))
+            heapq.heappush(waiting, (bytes_of + cost, place))
     return {order[place]: tuple(chains[order[place]][:number]) for place, number in enumerate(taken) if number}
