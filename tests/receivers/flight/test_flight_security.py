@@ -53,8 +53,8 @@ def test_tokens_and_users_are_required(filled, serve, tmp_path, observer):
         lambda: client.get_schema(fl.FlightDescriptor.for_path("logs")),
         lambda: client.get_flight_info(fl.FlightDescriptor.for_path("logs")),
         lambda: list(client.do_action("maintain")),
-        client.do_put(fl.FlightDescriptor.for_path("logs"), rows(0).schema)[1].read,
-        client.do_exchange(fl.FlightDescriptor.for_path("logs"))[1].read_chunk,
+        lambda: _read_put(client),
+        lambda: _read_exchange(client),
     ]
     for call in calls:
         with pytest.raises((OSError, pa.ArrowException), match="missing or unknown"):
@@ -63,6 +63,16 @@ def test_tokens_and_users_are_required(filled, serve, tmp_path, observer):
     (tmp_path / "tokens").write_text("another\n")
     with pytest.raises(fl.FlightUnauthenticatedError):
         count(client, TOKEN)
+
+
+def _read_put(client):
+    _, reader = client.do_put(fl.FlightDescriptor.for_path("logs"), rows(0).schema)  # this may report it, too
+    reader.read()
+
+
+def _read_exchange(client):
+    _, reader = client.do_exchange(fl.FlightDescriptor.for_path("logs"))
+    reader.read_chunk()
 
 
 def test_a_message_without_credentials_is_not_read(filled, serve):

@@ -52,6 +52,8 @@ from quiver.receivers.security import server_context
 __all__ = ["FlightReceiver"]
 
 _Serve = Callable[[Conversation], Awaitable[None]]
+_MESSAGES_AHEAD = 8
+"""How many messages of a scan are prepared before the client reads them."""
 
 
 class FlightReceiver(PortReceiver):
@@ -222,16 +224,17 @@ class FlightReceiver(PortReceiver):
 
     async def _do_get(self, talk: Conversation) -> None:
         ticket = valid(decode_bytes(await talk.request()))
-        size = self.settings.message_bytes
         messages = await talk.run(partial(self._scan, ticket))
-        upcoming = asyncio.ensure_future(talk.run(partial(next_messages, messages, size)))
+        # The next messages are prepared while these are sent. A view is decoded in groups of many messages.
+        ahead: asyncio.Queue[list[Parts] | Exception] = asyncio.Queue(_MESSAGES_AHEAD)
+        reading = asyncio.create_task(_read_ahead(talk, messages, self.settings.message_bytes, ahead))
         try:
-            while sent := await upcoming:
-                # The next messages are prepared while these are sent.
-                upcoming = asyncio.ensure_future(talk.run(partial(next_messages, messages, size)))
-                await talk.send(sent)
+            while found := await ahead.get():
+                if isinstance(found, Exception):
+                    raise found
+                await talk.send(found)
         finally:
-            upcoming.cancel()
+            reading.cancel()
 
     def _scan(self, ticket: bytes) -> Iterator[Parts]:
         command = command_of(ticket)
@@ -269,6 +272,19 @@ class FlightReceiver(PortReceiver):
             return StoreSubscription(served, command, size)
         # A client may have several streams, and each is a consumer.
         return TopicSubscription(served, command, f"{peer} {next(self._consumers)}", size, self._waiting)
+
+
+async def _read_ahead(
+    talk: Conversation, messages: Iterator[Parts], size: int, ahead: asyncio.Queue[list[Parts] | Exception]
+) -> None:
+    """Put *messages* into *ahead*, in lists of about *size* bytes; an empty list or an error is the last item."""
+    found: list[Parts] | Exception = [[]]
+    while found and not isinstance(found, Exception):
+        try:
+            found = await talk.run(partial(next_messages, messages, size))
+        except Exception as error:  # noqa: BLE001 - raised in the task of the call
+            found = error
+        await ahead.put(found)
 
 
 def _next_offer(offers: Iterator[Offer]) -> Offer | None:
