@@ -22,7 +22,7 @@ from quiver.clock import SYSTEM_CLOCK
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NEEDS_SPARK = {"spark.md", "lake-table.md", "fleet.md"}
+NEEDS_SPARK = {"spark.md", "lake-table.md"}
 PORTS = ("4317", "4318", "4321", "9464", "14317", "8333")
 TIMEOUT_S = 120.0
 
