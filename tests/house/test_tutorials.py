@@ -117,6 +117,7 @@ def commands_of(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(os.name != "posix", reason="the commands are for a POSIX shell")
 @pytest.mark.parametrize("page", PAGES)
 def test_a_tutorial_can_be_followed(page: str, tmp_path: Path) -> None:
