@@ -19,10 +19,10 @@ from report import SUMMARY, machine
 
 HERE = Path(__file__).parent
 PARTS = {
-    "engines.py": ["--rows", "100", "8192", "--share", "4"],
+    "engines.py": ["--rows", "100", "--share", "4"],
     "ingest.py": ["--rows", "100", "--share", "5"],
     "decode.py": ["--share", "2"],
-    "receive.py": ["--share", "4"],
+    "receive.py": ["--share", "8"],
     "topics.py": ["--only", "append", "read", "--share", "20"],
     "aof.py": ["--sizes", "128", "--share", "10"],
     "qwp.py": ["--share", "10"],

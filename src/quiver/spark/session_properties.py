@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.primitives.freed_memory import KEEP_FREED_MEMORY
 from quiver.spark.session_settings import LOCAL_MASTER, MASTER, PYTHON, is_local, parse_properties, write_properties
 from quiver.spark.spark_home import installed_spark_home
 
@@ -38,6 +39,8 @@ _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    # Python workers decode batch after batch.
+    **{f"spark.executorEnv.{name}": value for name, value in KEEP_FREED_MEMORY.items()},
 }
 
 _LOCAL_DEFAULTS = {

@@ -27,6 +27,7 @@ from quiver.pipeline.processes.log_files import LOG_BYTES_MAX, keep_short
 from quiver.pipeline.processes.parent_watchdog import EXIT_WRONG_USE
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.primitives.freed_memory import keeping_freed_memory
 
 __all__ = ["Child", "ChildSpec", "Supervisor"]
 
@@ -272,6 +273,7 @@ class Supervisor:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=keeping_freed_memory(os.environ),
             )
         child.process = process
         child.state = "running"
