@@ -21,13 +21,14 @@ KILL_CYCLES ?= 10000
 CRASH_STATES ?= 1000000
 SOAK_SECONDS ?= 600
 DELIVERY_SECONDS ?= 300
+FLEET_SOAK_SECONDS ?= 600
 STRACE_STRIDE ?= 1
 SPARK ?= 4.3
 SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 TWIN_INPUTS ?= 500
 
-.PHONY: help setup kernel demo docs release test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-etcd test-flight test-browser test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
+.PHONY: help setup kernel demo demo-fleet docs release test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-fleet-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-etcd test-flight test-browser test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -67,6 +68,9 @@ build/docs/.ready: requirements-docs.lock | $(READY)
 release: $(READY) ## version, changelog, wheel and source distribution, commit and tag (VERSION=0.2.0)
 	@$(BIN)/python tools/release.py $(VERSION)
 
+demo-fleet: $(READY) $(KERNEL) ## 20 nodes, one bucket, one Spark query; two killed, one cloned, one offline; nothing missing
+	$(BIN)/python examples/fleet_demo.py
+
 test: $(READY) $(KERNEL) ## the default suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(PYTEST_ARGS)
 
@@ -100,6 +104,9 @@ test-strace: $(READY) ## SIGKILL, EIO, ENOSPC at every system call (needs strace
 test-soak: $(READY) ## producers, subscribers and kills for ten minutes a variant (SOAK_SECONDS=60 for less)
 	$(BIN)/python -m pytest -m soak --soak-seconds $(SOAK_SECONDS) --delivery-seconds $(DELIVERY_SECONDS) \
 		-o faulthandler_timeout=0
+
+test-fleet-soak: $(READY) ## 200 nodes, a real S3 server and a Spark query, killed for ten minutes (FLEET_SOAK_SECONDS=120 for less)
+	$(BIN)/python -m pytest -m fleet_soak -s --fleet-soak-seconds $(FLEET_SOAK_SECONDS) -o faulthandler_timeout=0
 
 test-sealed: $(READY) $(KERNEL) ## the tests of stores, crashes, models and deliveries without delivery before the seal
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --deliver-sealed tests/store tests/crash tests/model \
@@ -256,5 +263,5 @@ lock: $(READY) ## pin again what pyproject.toml asks for, with hashes
 		grep -vE '^(#|$$)' build/docs.txt; } > requirements-docs.lock
 
 clean: ## remove what the other targets made, except .venv
-	rm -rf dist build artifacts demo-run bench-* .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf dist build artifacts demo-run fleet-demo-run bench-* .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		spark-warehouse metastore_db derby.log

@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--crash-states", type=int, default=1_000_000, help="enumerated states of the crash_states lane")
     group.addoption("--crash-seed", type=int, default=0, help="number of the first workload of the crash states")
     group.addoption("--soak-seconds", type=float, default=600.0, help="how long each variant of the soak runs")
+    group.addoption("--fleet-soak-seconds", type=float, default=600.0, help="how long the soak of a fleet kills")
     group.addoption("--delivery-seconds", type=float, default=300.0, help="how long the soak of deliveries runs")
     group.addoption("--fuzz-inputs", type=int, default=100_000, help="invalid inputs for each decoder of OTLP and OTAP")
     group.addoption("--twin-inputs", type=int, help="inputs of each source for the kernel's twins; without it, all")

@@ -526,7 +526,7 @@ FAILURES = {
     "test_three_kills_lose_and_duplicate_nothing",
     "two queries run as one subscriber": "test_a_second_driver_replaces_the_first test_a_replaced_reader_is_ignored",
     "an object is damaged, missing, or from a hostile node": "test_object_damaged_or_missing_in_a_batch "
-    "test_an_object_is_missing_in_the_middle test_hostile_node",
+    "test_an_object_is_missing_in_the_middle test_hostile_node test_a_node_cannot_use_objects_of_others",
     "clocks differ": "test_clocks_are_not_compared test_clocks_of_nodes_have_no_effect",
 }
 """The tests of each row of the table of failures in docs/howto/fleet.md."""
@@ -539,7 +539,7 @@ def test_each_failure_of_the_page_has_tests():
     rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
     assert rows[0] == "event"
     assert set(rows[1:]) == set(FAILURES)
-    folders = (root / "tests/fleet", root / "tests/spark/fleet")
+    folders = (root / "tests/fleet", root / "tests/spark/fleet", root / "tests/objects")
     known = {name for folder in folders for one in folder.glob("test_*.py")
              for name in re.findall(r"^def (test_\w+)", one.read_text(), re.MULTILINE)}  # fmt: skip
     assert {name for names in FAILURES.values() for name in names.split()} <= known
