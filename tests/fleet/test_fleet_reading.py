@@ -10,7 +10,7 @@ from quiver.objects.directory import DirectoryObjects
 from quiver.objects.memory import MemoryObjects
 from quiver.primitives.checksum import crc32
 from quiver.store.format.fleet.acks import AckedNode, encode_acks
-from quiver.store.format.fleet.gone import GoneSegments, encode_gone
+from quiver.store.format.fleet.gone import GONE_BYTES_MAX, GoneSegments, encode_gone
 from quiver.store.format.fleet.names import InboxObject, acks_key, gone_key, key_of, segment_key
 from quiver.store.reading.fleet.inbox import list_inbox, list_node
 from quiver.store.reading.fleet.positions import PositionsWriter, read_positions
@@ -154,3 +154,6 @@ def test_records_of_gone_segments_are_checked():
             read_gone(tier, ONE, found[first])
     with pytest.raises(DataLossError):
         read_gone(tier, ONE, InboxObject(50, 51, None, 10))
+    tier.put(gone_key(ONE, 3, 9), b"x" * (GONE_BYTES_MAX + 1))  # replaced since it was listed
+    with pytest.raises(CorruptionError, match=gone_key(ONE, 3, 9)):
+        read_gone(tier, ONE, found[3])

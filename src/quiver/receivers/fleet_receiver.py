@@ -15,16 +15,14 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import (
     AccessDeniedError,
     CapacityError,
-    CorruptionError,
     DataLossError,
     InvalidBundleError,
     QuiverError,
+    TransientError,
     UsageError,
 )
 from quiver.objects.opening import open_objects
@@ -189,14 +187,14 @@ class FleetReceiver:
                 encoder = SlotEncoder()
                 for slots in bundles:
                     encoder.encode(slots)
-        except AccessDeniedError:
-            raise
+        except (AccessDeniedError, TransientError):
+            raise  # of the object store, not of the segment
         except DataLossError as error:
             cause, problem = "missing", str(error)
-        except (CorruptionError, pa.ArrowException) as error:
-            cause, problem = "damaged", str(error)
         except UsageError as error:
             cause, problem = "schema", str(error)
+        except Exception as error:  # noqa: BLE001 - any error in the bytes of another machine concerns only its node
+            cause, problem = "damaged", str(error)
         else:
             return bundles
         reject(tier, self.settings.subscriber, one.generation, one.identity, one.found, cause, problem)

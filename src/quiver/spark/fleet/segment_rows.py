@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from quiver.bundle import BundleRef
-from quiver.errors import AccessDeniedError, CorruptionError, DataLossError, UsageError
+from quiver.errors import AccessDeniedError, CorruptionError, DataLossError, TransientError, UsageError
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
@@ -122,14 +122,14 @@ class FleetRows:
         try:
             # Completely, before a row is returned: rows of a segment that is rejected later must not be in the batch.
             batches, refused = self._decode(one, fetched.result())
-        except AccessDeniedError:
-            raise
+        except (AccessDeniedError, TransientError):
+            raise  # of the object store, not of the segment
         except DataLossError as error:
             cause, problem, batches = "missing", error, []
-        except (CorruptionError, pa.ArrowException, OSError) as error:
-            cause, problem, batches = "damaged", error, []
         except UsageError as error:
             cause, problem, batches = "schema", error, []
+        except Exception as error:  # noqa: BLE001 - any error in the bytes of another machine concerns only its node
+            cause, problem, batches = "damaged", error, []
         else:
             if not refused:
                 return batches

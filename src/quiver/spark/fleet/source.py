@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from quiver.errors import CorruptionError, DataLossError, UsageError
+from quiver.errors import AccessDeniedError, DataLossError, TransientError, UsageError
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
 from quiver.otap import view_schema
@@ -86,8 +86,11 @@ class FleetLog(ReadableLog):
             try:
                 reader = open_segment(tier, identity, newest, size_bytes_max=options.segment_bytes_max)
                 schemas += [reader.schema(one.stream_id) for one in reader.streams.values() if one.slot == options.slot]
-            except (CorruptionError, pa.ArrowException):
-                continue  # a task reports it, if it reads it
+            except (AccessDeniedError, TransientError):
+                raise
+            except Exception as error:  # noqa: BLE001 - any error in the bytes of another machine
+                # A task rejects it, if it reads it.
+                _log.warning("quiver.fleet.skipped node=%s segment=%d reason=%s", identity, newest.last, error)
         if not schemas:
             raise UsageError(
                 f"no segment that was read in {options.location} holds slot {options.slot}; read again when there is "

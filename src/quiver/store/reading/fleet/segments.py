@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from quiver.errors import CorruptionError, DataLossError, ObjectNotFoundError
+from quiver.errors import AccessDeniedError, CorruptionError, DataLossError, ObjectNotFoundError, UsageError
 from quiver.objects.port import ObjectTier
 from quiver.primitives.scan import Frame
 from quiver.store.cold.files import fetch_checked
@@ -95,6 +95,10 @@ def read_gone(tier: ObjectTier, identity: str, found: InboxObject) -> GoneSegmen
         data = tier.get(key, size_max=GONE_BYTES_MAX)
     except ObjectNotFoundError:
         raise DataLossError(key, 0, "the record was removed before it was read") from None
+    except AccessDeniedError:
+        raise
+    except UsageError as error:  # it was replaced by a larger one since it was listed
+        raise CorruptionError(key, 0, str(error)) from error
     answer = decode_gone(memoryview(data))
     if not isinstance(answer, Frame):
         raise CorruptionError(key, answer.offset, answer.reason)
