@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,19 +98,29 @@ def test_without_file_descriptors_no_connection_is_accepted(monkeypatch):
     assert Exhausted.refusals == 1
 
 
-async def crowded(addresses, *, newcomer):
-    """Fill a listener with silent connections, and return which of them are closed when one more comes."""
+async def crowded(addresses, *, newcomer, spoke=()):
+    """
+    Fill a listener with silent connections, and return which of them are closed when one more comes.
+
+    Those in *spoke* have had a request.
+    """
     server = Server()
     refused = []
     listener = HttpListener(server, LIMITS, None, lambda: refused.append(1))
     port = await listener.listen("127.0.0.1", 0)
-    clients = []
+    clients, protocols = [], []
     for number, address in enumerate([*addresses, newcomer]):
         server.connected.clear()
         reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
         clients.append((reader, writer))
         if number < len(addresses):
+            known = set(protocols)
             await server.connected.wait()
+            [protocol] = server.connections - known
+            protocols.append(protocol)
+            if number in spoke:
+                with listener.handling(SimpleNamespace(protocol=protocol)):
+                    pass
     done, _ = await asyncio.wait(
         [asyncio.ensure_future(reader.read()) for reader, _ in clients],
         return_when=asyncio.FIRST_COMPLETED,
@@ -137,3 +148,9 @@ def test_an_address_replaces_its_own_silent_connections(monkeypatch):
     """If they were silent for a while."""
     monkeypatch.setattr("quiver.receivers.otlp.http_listener.WAIT_MIN_S", 0.0)
     assert asyncio.run(crowded(["127.0.0.2"] * 10, newcomer="127.0.0.2")) == [0]
+
+
+def test_a_connection_that_had_requests_outlasts_those_without(monkeypatch):
+    """A client that keeps its connection open loses it last, although it has been silent the longest."""
+    monkeypatch.setattr("quiver.receivers.otlp.http_listener.WAIT_MIN_S", 0.0)
+    assert asyncio.run(crowded(["127.0.0.2"] * 10, newcomer="127.0.0.2", spoke=[0, 1])) == [2]

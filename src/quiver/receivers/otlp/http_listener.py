@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from quiver.receivers.places import WAIT_MIN_S, network_of
 
@@ -195,13 +195,13 @@ class HttpListener:
         known = set(self._server.connections)
         return len(known - self._dropped) + sum(protocol not in known for protocol in self._handshaking.values())
 
-    def _silent(self) -> list[tuple[str, float, Any]]:
-        """Return the idle connections: network, idle since, and protocol."""
+    def _silent(self) -> list[_Silent]:
         now = asyncio.get_running_loop().time()
         found = []
         for protocol in set(self._server.connections) - self._busy - self._released - self._dropped:
             network, since = self._arrived.get(protocol, ("", now))
-            found.append((network, self._silent_since[protocol] if protocol in self._spoke else since, protocol))
+            spoke = protocol in self._spoke
+            found.append(_Silent(network, spoke, self._silent_since[protocol] if spoke else since, protocol))
         return found
 
     async def _handshake(self, connection: socket.socket, network: str) -> None:
@@ -249,38 +249,48 @@ class HttpListener:
                     _drop(protocol)
 
 
+class _Silent(NamedTuple):
+    """A connection without a current request: its address, whether it ever had one, and since when it has none."""
+
+    network: str
+    spoke: bool
+    since: float
+    protocol: Any
+
+
 class _SilentConnections:
     """
     The silent connections while all places are taken, and the choice of the one that a new connection replaces.
 
-    That is the one that has been silent the longest, of the address that has the most of them. So an address cannot
-    keep others out. An address only replaces its own connections if they have been silent for a while.
+    It is one of the address that has the most of them, so an address cannot keep others out: one that never had a
+    request before a client that keeps its connection, and of these the one that has been silent the longest. An address
+    only replaces its own connections if they have been silent for a while.
 
     Args:
-        silent: returns them: network, since when, and the protocol.
+        silent: returns them.
     """
 
-    def __init__(self, silent: Callable[[], list[tuple[str, float, Any]]]) -> None:
+    def __init__(self, silent: Callable[[], list[_Silent]]) -> None:
         self._look = silent
-        self._silent: list[tuple[str, float, Any]] | None = None
+        self._silent: list[_Silent] | None = None
         self._counts: Counter[str] = Counter()
 
     def leaving(self, network: str) -> Any:
         """Return the connection that one from *network* replaces, or None."""
         if self._silent is None:
             found = self._look()
-            self._counts = Counter(one[0] for one in found)
+            self._counts = Counter(one.network for one in found)
             # The next one to close is the last one.
-            self._silent = sorted(found, key=lambda one: (self._counts[one[0]], -one[1]))
+            self._silent = sorted(found, key=lambda one: (self._counts[one.network], not one.spoke, -one.since))
         if not self._silent:
             return None
-        crowded, since, protocol = self._silent[-1]
-        waited_s = asyncio.get_running_loop().time() - since
-        if self._counts[crowded] <= self._counts[network] + 1 and waited_s < WAIT_MIN_S:
+        chosen = self._silent[-1]
+        waited_s = asyncio.get_running_loop().time() - chosen.since
+        if self._counts[chosen.network] <= self._counts[network] + 1 and waited_s < WAIT_MIN_S:
             return None
         self._silent.pop()
-        self._counts[crowded] -= 1
-        return protocol
+        self._counts[chosen.network] -= 1
+        return chosen.protocol
 
 
 def _drop(protocol: Any) -> None:
