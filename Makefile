@@ -28,7 +28,7 @@ SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 TWIN_INPUTS ?= 500
 
-.PHONY: help setup kernel demo demo-fleet docs release test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-fleet-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-etcd test-flight test-browser test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
+.PHONY: help setup kernel demo demo-fleet docs release test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-fleet-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-deploy test-etcd test-flight test-browser test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -152,6 +152,21 @@ test-browser: $(READY) build/browser/.ready ## the status page in a real Chromiu
 build/browser/.ready: tests/cli/status/browser.lock | $(READY)
 	@$(BIN)/python -m pip install --quiet --require-hashes -r tests/cli/status/browser.lock
 	@mkdir -p build/browser
+	@touch $@
+
+test-deploy: $(READY) build/bin/promtool build/kubernetes/.ready ## Prometheus' and Kubernetes' own checks of the files in deploy/ (needs Go)
+	$(BIN)/python -m pytest -m deploy
+	$(BIN)/python -m pytest tests/deploy
+
+# Its go.mod has replacements, with which `go install` does not work.
+build/bin/promtool: tests/deploy/promtool_build/go.mod
+	mkdir -p build/bin build/promtool
+	cp tests/deploy/promtool_build/go.mod build/promtool/
+	cd build/promtool && CGO_ENABLED=0 go build -mod=mod -o ../bin/promtool github.com/prometheus/prometheus/cmd/promtool
+
+# 100 MB of schemas, which nothing else needs.
+build/kubernetes/.ready: | $(READY)
+	$(BIN)/python -m pip install --quiet --target build/kubernetes kubernetes-validate==1.37.0
 	@touch $@
 
 test-cluster: $(READY) ## a Spark cluster of one master and two workers on loopback, and Spark Connect

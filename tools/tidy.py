@@ -103,7 +103,8 @@ ENVIRONMENT_READERS = (
 
 THREAD_PLACES = (
     "src/quiver/cli/", "src/quiver/demo/", "src/quiver/pipeline/export.py",
-    "src/quiver/pipeline/processes/parent_watchdog.py", "src/quiver/pipeline/processes/run.py",
+    "src/quiver/pipeline/processes/foreground.py", "src/quiver/pipeline/processes/parent_watchdog.py",
+    "src/quiver/pipeline/processes/run.py",
     "src/quiver/pipeline/processes/supervise.py", "src/quiver/primitives/worker.py",
     "src/quiver/receivers/loop_thread.py", "src/quiver/testing/", "src/quiver/topics/handover.py",
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Figures", "Metric", "Reading", "counted", "counter", "gauge"]
+__all__ = ["Figures", "Metric", "Reading", "counted", "counter", "exported_name", "gauge"]
 
 Figures = Mapping[str, Any]
 Reading = Iterator[tuple[float | None, dict[str, str]]]
@@ -18,7 +18,7 @@ class Metric:
     One metric.
 
     Attributes:
-        name: the name under which it is emitted.
+        name: the name under which it is counted, which may be that of a log's specification; see `exported_name`.
         kind: counters and histograms come from an observer; gauges from `observe_store` and its counterparts.
         unit: the unit in OpenTelemetry's notation.
         meaning: a description in one sentence.
@@ -32,6 +32,18 @@ class Metric:
     meaning: str
     attributes: tuple[str, ...] = ()
     read: Callable[[Figures], Reading] | None = None
+
+
+_EXPORTED = {"danube_": "quiver.topics.", "aof_": "quiver.aof."}
+"""Prefix in the specification of a log → prefix of exported names."""
+
+
+def exported_name(name: str) -> str:
+    """Return the name under which the metric *name* is exported: all of them begin with ``quiver.``."""
+    for prefix, exported in _EXPORTED.items():
+        if name.startswith(prefix):
+            return f"{exported}{name.removeprefix(prefix)}"
+    return name
 
 
 def counter(name: str, unit: str, meaning: str, *attributes: str) -> Metric:

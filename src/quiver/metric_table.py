@@ -95,6 +95,10 @@ METRICS: tuple[Metric, ...] = (
         "quiver.ingest.throttle_total", "{bundle}", "Bundles that were refused or delayed because a limit was reached."
     ),
     _counter("quiver.receiver.requests_total", "{request}", "OTLP requests answered.", "signal", "outcome"),
+    _counter(
+        "quiver.receiver.items_total", "{item}", "Records, spans, data points and rows received and stored.", "signal"
+    ),
+    _counter("quiver.receiver.bytes_total", "By", "Bytes of them, decompressed.", "signal"),
     _counter("quiver.receiver.bundles_total", "{bundle}", "Bundles read from the store of another program.", "outcome"),
     _counter("quiver.receiver.batches_total", "{batch}", "OTAP batches answered.", "signal", "outcome"),
     _counter("quiver.receiver.dedupe_unread_total", "{entry}", "Log entries that the dedupe window could not read."),
@@ -152,7 +156,7 @@ METRICS: tuple[Metric, ...] = (
         "reason",
     ),
     _counter("quiver.segment.damaged_bundles_total", "{bundle}", "Damaged bundles in segments."),
-    _gauge("quiver.segment.count", "{segment}", "Sealed segments on disk.", _of_store("segments")),
+    _gauge("quiver.segment.files", "{segment}", "Sealed segments on disk.", _of_store("segments")),
     _gauge("quiver.segment.bytes", "By", "Bytes of sealed segments.", _of_store("segment_bytes")),
     _gauge(
         "quiver.sink.staged_bytes",

@@ -16,9 +16,10 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from quiver.build_info import PROCESS_METRICS
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.exporter_metrics import EXPORTER_METRICS
-from quiver.metric import Figures, Metric, Reading
+from quiver.metric import Figures, Metric, Reading, exported_name
 from quiver.metric_table import LOG_METRICS, METRICS
 from quiver.observe import Value, log_event
 from quiver.settings import Settings
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOG_METRICS",
     "METRICS",
+    "PROCESS_METRICS",
     "Metric",
     "ObservedExporters",
     "ObservedLogs",
@@ -48,6 +50,9 @@ _LATENCY_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 """OpenTelemetry's defaults are for milliseconds: every fsync would be in the first bucket."""
+
+_SIZE_BOUNDS_BYTES = tuple(float(4**power) for power in range(6, 18))
+"""4 KiB to 16 GiB."""
 
 _SNAPSHOT_S = 0.5
 """The gauges of one collection share a snapshot of the store that is at most this old."""
@@ -111,17 +116,17 @@ class OpenTelemetryObserver:
         self._histograms: dict[str, Histogram] = {}
         for metric in METRICS:
             if metric.kind == "counter":
-                counter = self._counters[metric.name] = meter.create_counter(metric.name, metric.unit, metric.meaning)
+                counter = self._counters[metric.name] = meter.create_counter(
+                    exported_name(metric.name), metric.unit, metric.meaning
+                )
                 if not metric.attributes:
                     # Start at 0: a rate misses the first event of a counter that appears with it.
                     counter.add(0)
             elif metric.kind == "histogram":
-                self._histograms[metric.name] = meter.create_histogram(
-                    metric.name,
-                    metric.unit,
-                    metric.meaning,
-                    explicit_bucket_boundaries_advisory=_LATENCY_BOUNDS_S,
-                )
+                self._histograms[metric.name] = _histogram(meter, metric)
+        for metric in PROCESS_METRICS:
+            if metric.read is not None:
+                meter.create_observable_gauge(metric.name, [_constant(metric.read)], metric.unit, metric.meaning)
 
     def count(self, name: str, amount: int = 1, **attributes: Value) -> None:
         """Add *amount* to the counter *name*."""
@@ -132,28 +137,38 @@ class OpenTelemetryObserver:
                 if counter is None:
                     known = _LATER.get(name)
                     unit, meaning = ("", "") if known is None else (known.unit, known.meaning)
-                    counter = self._counters[name] = self._meter.create_counter(name, unit, meaning)
+                    counter = self._counters[name] = self._meter.create_counter(exported_name(name), unit, meaning)
         counter.add(amount, _present(attributes))
 
     def record(self, name: str, value: float, **attributes: Value) -> None:
-        """Record one value, in seconds, in the histogram *name*."""
+        """Record one value, in the unit of the metric, in the histogram *name*."""
         histogram = self._histograms.get(name)
         if histogram is None:
             with self._lock:
                 histogram = self._histograms.get(name)
                 if histogram is None:
-                    known = _LATER.get(name)
-                    histogram = self._histograms[name] = self._meter.create_histogram(
-                        name,
-                        "s",
-                        "" if known is None else known.meaning,
-                        explicit_bucket_boundaries_advisory=_LATENCY_BOUNDS_S,
-                    )
+                    known = _LATER.get(name) or Metric(name, "histogram", "s", "")
+                    histogram = self._histograms[name] = _histogram(self._meter, known)
         histogram.record(value, _present(attributes))
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
         """Log *name* with its attributes as ``key=value``."""
         log_event(name, level, attributes)
+
+
+def _histogram(meter: Meter, metric: Metric) -> Histogram:
+    bounds = _LATENCY_BOUNDS_S if metric.unit == "s" else _SIZE_BOUNDS_BYTES
+    return meter.create_histogram(
+        exported_name(metric.name), metric.unit, metric.meaning, explicit_bucket_boundaries_advisory=bounds
+    )
+
+
+def _constant(read: Callable[[Figures], Reading]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    """Return a callback for figures of the process, which do not change."""
+    from opentelemetry.metrics import Observation  # noqa: PLC0415 - an extra
+
+    values = [(value, attributes) for value, attributes in read({}) if value is not None]
+    return lambda _: [Observation(value, attributes) for value, attributes in values]
 
 
 def _present(attributes: dict[str, Value]) -> dict[str, str | int | float | bool]:
@@ -192,7 +207,7 @@ def _register_stores(snapshots: Sequence[tuple[_Snapshot[Any], Mapping[str, str]
     for metric in METRICS:
         if metric.read is not None and metric not in EXPORTER_METRICS:
             callbacks = [_callback(snapshot, metric.read, more) for snapshot, more in snapshots]
-            meter.create_observable_gauge(metric.name, callbacks, metric.unit, metric.meaning)
+            meter.create_observable_gauge(exported_name(metric.name), callbacks, metric.unit, metric.meaning)
 
 
 def observe_exporters(exporters: ObservedExporters, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -256,7 +271,7 @@ def _register(snapshot: _Snapshot[Any], meter: Meter, prefix: str) -> None:
         if metric.read is not None and metric.name.startswith(prefix):
             counts = metric.kind == "counter"
             create = meter.create_observable_counter if counts else meter.create_observable_gauge
-            create(metric.name, [_callback(snapshot, metric.read)], metric.unit, metric.meaning)
+            create(exported_name(metric.name), [_callback(snapshot, metric.read)], metric.unit, metric.meaning)
 
 
 def _callback(

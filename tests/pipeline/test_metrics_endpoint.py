@@ -43,7 +43,7 @@ def test_a_scrape_has_counters_latencies_and_gauges(endpoint, tmp_path):
     found = values(text)
     assert float(found["quiver_wal_fsync_duration_seconds_count"]) == 1
     assert float(found["quiver_segment_sealed_total"]) == 1
-    assert float(found["quiver_segment_count"]) == 1
+    assert float(found["quiver_segment_files"]) == 1
     assert float(found['quiver_subscriber_lag_bundles{subscriber="slow"}']) == 1
     assert float(found["quiver_ingest_throttle_total"]) == 0
     for metric in METRICS:
@@ -68,7 +68,7 @@ def test_figures_of_several_buffers_have_their_names(endpoint, tmp_path):
 
     for name, bundles in (("a", 1), ("b", 3)):
         assert float(found[f'quiver_subscriber_lag_bundles{{buffer="{name}",subscriber="slow"}}']) == bundles
-        assert float(found[f'quiver_segment_count{{buffer="{name}"}}']) == 1
+        assert float(found[f'quiver_segment_files{{buffer="{name}"}}']) == 1
         assert float(found[f'quiver_segment_sealed_total{{buffer="{name}"}}']) == 1
         assert float(found[f'quiver_wal_fsync_duration_seconds_count{{buffer="{name}"}}']) >= 1
 

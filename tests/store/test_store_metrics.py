@@ -14,14 +14,15 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import quiver
-from quiver.metrics import LOG_METRICS, METRICS, OpenTelemetryObserver, observe_store
+from quiver.metric import exported_name
+from quiver.metrics import LOG_METRICS, METRICS, PROCESS_METRICS, OpenTelemetryObserver, observe_store
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
 from quiver.testing.crashfs import CrashFileSystem
 
 ROOT = Path(__file__).parents[2]
 KINDS = {"count": "counter", "record": "histogram"}
-EVERY = METRICS + LOG_METRICS
+EVERY = METRICS + PROCESS_METRICS + LOG_METRICS
 GAUGES = {
     metric.name for metric in METRICS if metric.kind == "gauge" and not metric.name.startswith("quiver.exporter.")
 }
@@ -107,7 +108,7 @@ def test_names_are_unique_and_units_are_known():
     """Units are in OpenTelemetry's notation; every gauge is read."""
     assert len({metric.name for metric in EVERY}) == len(EVERY)
     for metric in EVERY:
-        assert re.fullmatch(r"By|s|\{[a-z]+\}", metric.unit), metric
+        assert re.fullmatch(r"By|s|\{[a-z]+\}", metric.unit) or metric in PROCESS_METRICS, metric
         assert metric.read is not None if metric.kind == "gauge" else metric.read is None or metric in LOG_METRICS, (
             metric
         )
@@ -137,9 +138,11 @@ def test_every_metric_of_the_table_is_emitted():
 def test_the_page_matches_the_table():
     """docs/metrics.md has a row for each metric, in the table's order and words."""
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    found = [line for line in page.splitlines() if re.match(r"\| `(quiver\.|danube_|aof_)", line)]
+    found = [
+        line for line in page.splitlines() if re.match(r"\| `quiver\.[a-z_.]+` \| (counter|gauge|histogram)", line)
+    ]
     wanted = [
-        f"| `{metric.name}` | {metric.kind} | {metric.unit} | "
+        f"| `{exported_name(metric.name)}` | {metric.kind} | {metric.unit} | "
         f"{', '.join(f'`{name}`' for name in metric.attributes)} | {metric.meaning} |".replace("|  |", "| |")
         for metric in EVERY
     ]
@@ -175,7 +178,7 @@ def test_every_gauge_of_an_open_store_has_a_value(collected, clock):
         ages = {point[0]["subscriber"]: point[1] for point in found["quiver.subscriber.progress_age_seconds"]}
         assert ages == {"reader": pytest.approx(60.0), "slow": pytest.approx(60.0)}
         assert found["quiver.segment.incomplete"] == [({}, 1)]
-        assert found["quiver.segment.count"] == [({}, 1)]
+        assert found["quiver.segment.files"] == [({}, 1)]
         assert found["quiver.segment.open_bundles"] == [({}, 1)]
         assert found["quiver.wal.bytes"] == [({}, store.stats()["wal_bytes"])]
         assert found["quiver.wal.unsynced_bytes"] == [({}, 0)]  # maintain without a thread syncs
@@ -241,7 +244,7 @@ def test_metrics_of_cores_are_separate_and_summed(collected, clock, tmp_path):
     assert found["quiver.core.cap_fraction"] == [
         ({"core_id": str(core)}, size / (1 << 30)) for core, size in sizes.items()
     ]
-    assert found["quiver.segment.count"] == [({}, 2)]
+    assert found["quiver.segment.files"] == [({}, 2)]
     assert found["quiver.segment.incomplete"] == [({}, 2)]
     assert found["quiver.segment.open_bundles"] == [({}, 4)]
     assert found["quiver.wal.files"] == [({}, 2)]
@@ -287,9 +290,9 @@ def test_counters_without_attributes_start_at_zero(collected):
     """A rate over a counter that appears with its first event would miss that event."""
     OpenTelemetryObserver(collected.meter)
 
-    assert collected.collect() == {
-        metric.name: [({}, 0)] for metric in METRICS if metric.kind == "counter" and not metric.attributes
-    }
+    found = collected.collect()
+    del found["quiver.build_info"]
+    assert found == {metric.name: [({}, 0)] for metric in METRICS if metric.kind == "counter" and not metric.attributes}
 
 
 def test_counters_and_latencies_reach_the_meter(collected, clock):
@@ -307,7 +310,7 @@ def test_counters_and_latencies_reach_the_meter(collected, clock):
         store.maintain()
     found = collected.collect()
 
-    assert set(found) <= {metric.name for metric in METRICS}
+    assert set(found) <= {metric.name for metric in METRICS + PROCESS_METRICS}
     assert found["quiver.wal.fsync.duration"] == [({}, 2)]
     assert found["quiver.recovery.duration"] == [({}, 1)]
     assert found["quiver.segment.sealed_total"] == [({}, 1)]

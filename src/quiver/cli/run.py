@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.pipeline.model import Pipeline
+    from quiver.pipeline.processes.run import RunOptions
 
 __all__ = ["run"]
 
@@ -31,27 +33,50 @@ CoresOption = Annotated[
 ]
 
 
+CheckOption = Annotated[
+    bool, typer.Option("--check", help="Print what would run and what this machine lacks for it, and exit.")
+]
+DrainOption = Annotated[
+    str | None, typer.Option("--drain", help="How long exporters continue when stopping, for example 30s.")
+]
+RunDirOption = Annotated[
+    Path | None,
+    typer.Option("--run-dir", help="The directory for logs and state.  [default: <store>.run]", show_default=False),
+]
+
+
+class LogFormats(StrEnum):
+    """The formats of logs on standard output."""
+
+    text = "text"
+    json = "json"
+
+
+ForegroundOption = Annotated[
+    bool,
+    typer.Option("--foreground", help="Log to standard output; in one process if neither Spark nor cores are needed."),
+]
+LogFormatOption = Annotated[
+    LogFormats, typer.Option("--log-format", help="The format of what is written to standard output.")
+]
+
+
 def run(
     pipeline: Annotated[Path, typer.Argument(help="The pipeline file.")],
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Fill {{NAME}} and ${NAME}, instead of from the environment."),
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Print what would run and what this machine lacks for it, and exit.")
-    ] = False,
+    check: CheckOption = False,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the graph for Mermaid, and exit.")] = False,
     cores: CoresOption = None,
-    drain: Annotated[
-        str | None, typer.Option("--drain", help="How long exporters continue when stopping, for example 30s.")
-    ] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option("--run-dir", help="The directory for logs and state.  [default: <store>.run]", show_default=False),
-    ] = None,
+    drain: DrainOption = None,
+    run_dir: RunDirOption = None,
     stop_with_stdin: Annotated[
         bool, typer.Option("--stop-with-stdin", help="Stop when standard input ends, for a parent process.")
     ] = False,
+    foreground: ForegroundOption = False,
+    log_format: LogFormatOption = LogFormats.text,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -69,7 +94,8 @@ def run(
     from quiver.pipeline.graph import check_cores  # noqa: PLC0415
     from quiver.pipeline.processes.child import read_pipeline  # noqa: PLC0415
     from quiver.pipeline.processes.requirements import unmet_requirements  # noqa: PLC0415
-    from quiver.pipeline.processes.run import RunOptions, check_pyspark, default_run_dir, run_pipeline  # noqa: PLC0415
+    from quiver.pipeline.processes.run import RunOptions, check_pyspark, default_run_dir  # noqa: PLC0415
+    from quiver.pipeline.processes.sd_notify import watchdog_interval_s  # noqa: PLC0415
     from quiver.settings import parse_duration_s  # noqa: PLC0415
 
     if as_json and (mermaid or not check):
@@ -94,13 +120,30 @@ def run(
         _report_check(checked, described, unmet_requirements(checked, cores=cores, run_dir=directory), as_json=as_json)
         return
     options = RunOptions(
-        given, directory, cores, drain_s, 0 if stop_with_stdin else None, os.environ.get("NOTIFY_SOCKET")
+        given,
+        directory,
+        cores,
+        drain_s,
+        0 if stop_with_stdin else None,
+        os.environ.get("NOTIFY_SOCKET"),
+        watchdog_interval_s(os.environ),
+        foreground,
+        log_format.value,
     )
-    _print_summary(checked, described)
-    typer.echo(f"logs and state in {options.run_dir}; Ctrl-C stops")
+    raise typer.Exit(_run(checked, described, options, lambda: read_pipeline(pipeline, given, os.environ)))
 
-    code = run_pipeline(checked, options, reread=lambda: read_pipeline(pipeline, given, os.environ), report=typer.echo)
-    raise typer.Exit(code)
+
+def _run(checked: Pipeline, described: dict[str, Any], options: RunOptions, reread: Callable[[], Pipeline]) -> int:
+    from quiver.pipeline.processes.foreground import fits_one_process, run_in_one_process  # noqa: PLC0415
+    from quiver.pipeline.processes.run import run_pipeline  # noqa: PLC0415
+
+    if options.log_format == "text":
+        _print_summary(checked, described)
+    if options.foreground and fits_one_process(checked, options.cores):
+        return run_in_one_process(checked, options, reread=reread)
+    if not options.foreground:
+        typer.echo(f"logs and state in {options.run_dir}; Ctrl-C stops")
+    return run_pipeline(checked, options, reread=reread, report=typer.echo)
 
 
 def _describe(placed: Pipeline, cores: int | None, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
 from typing import Annotated
 
 import typer
 
+from quiver.build_info import installed_version
 from quiver.primitives.kernel import describe_kernel
 
 __all__ = ["options"]
@@ -17,10 +16,7 @@ __all__ = ["options"]
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        installed = version_of("arrow-quiver")
-    except PackageNotFoundError:
-        installed = "from a directory, not installed"
+    installed = installed_version() or "from a directory, not installed"
     typer.echo(f"quiver {installed} (Python {platform.python_version()}, {describe_kernel()})")
     raise typer.Exit
 

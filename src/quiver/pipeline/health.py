@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-__all__ = ["Health", "HealthyStore"]
+__all__ = ["HANG_S", "Health", "HealthyStore"]
 
 Phase = Literal["starting", "listening", "stopping"]
 
@@ -14,6 +14,10 @@ _PORTS = {
     "starting": "the ports are not open yet",
     "stopping": "the process is stopping and takes no more requests",
 }
+
+
+HANG_S = 60.0
+"""The main thread of an ingest process looks at its stores every second, except while it reloads."""
 
 
 class HealthyStore(Protocol):
@@ -33,8 +37,24 @@ class Health:
 
     def __init__(self) -> None:
         self.phase: Phase = "starting"
+        self._alive_at_s = 0.0
         self._stores: dict[str, HealthyStore] = {}
         self._lock = threading.Lock()
+
+    def alive(self, now_s: float) -> None:
+        """Record that the main thread of the process made progress at *now_s*, in monotonic seconds."""
+        self._alive_at_s = now_s
+
+    def hang(self, now_s: float) -> str | None:
+        """
+        Return why the process should be restarted; None if it should not.
+
+        A process that opens its stores may take long, and one that stops is about to end: only a process that listens
+        can hang. A full buffer is no reason, because a restart would not free space.
+        """
+        if self.phase == "listening" and now_s - self._alive_at_s > HANG_S:
+            return f"the main thread has made no progress for {now_s - self._alive_at_s:.0f} s"
+        return None
 
     def watch(self, name: str, store: HealthyStore) -> None:
         """Include *store*, which is buffer *name* of the pipeline, in the checks."""

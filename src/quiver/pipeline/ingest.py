@@ -254,6 +254,7 @@ def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead
                     receivers.append(receiver)
                     receiver.start()
         listening = [receiver.settings.listening_addr for receiver in receivers]
+        health.alive(SYSTEM_CLOCK.monotonic())
         health.phase = "listening"
         write_ready(context.run_dir, context.ready_name, {"listening": listening})
         _log.info("listening on %s", ", ".join(listening))
@@ -261,6 +262,7 @@ def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead
             if context.watchdog.reload_requested():
                 _reload(context, stations)
             _look(context, stations, counts)
+            health.alive(SYSTEM_CLOCK.monotonic())
     finally:
         health.phase = "stopping"
         for receiver in receivers:

@@ -28,7 +28,7 @@ class MetricsEndpoint:
     =========== ======================================================================================
     path        answer
     =========== ======================================================================================
-    `/livez`    200 as long as the process answers
+    `/livez`    200, or 503 when the process hangs and should be restarted
     `/readyz`   200 when the process accepts requests, else 503; a line for each check, with its reason
     `/metrics`  the metrics, in Prometheus' text format
     others      404
@@ -98,12 +98,16 @@ class MetricsEndpoint:
             answer: Iterable[bytes] = self._metrics(environ, start_response)
             return answer
         if path == "/livez":
-            start_response("200 OK", [*_TEXT])
-            return [b"ok\n"]
+            return self._liveness(start_response)
         if path == "/readyz":
             return self._readiness(start_response)
         start_response("404 Not Found", [*_TEXT])
         return [b"not found; there are /metrics, /livez and /readyz\n"]
+
+    def _liveness(self, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        reason = self.health.hang(SYSTEM_CLOCK.monotonic())
+        start_response("200 OK" if reason is None else "503 Service Unavailable", [*_TEXT])
+        return [b"ok\n" if reason is None else f"{reason}\n".encode()]
 
     def _readiness(self, start_response: Callable[..., Any]) -> Iterable[bytes]:
         checks = self.health.checks()

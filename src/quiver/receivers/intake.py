@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle
+from quiver.bundle import OTAP, OTLP_SCHEMA, OTLP_SLOTS, Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import BundleTooLargeError, CapacityError, InvalidBundleError, QuiverError
 from quiver.observe import InMemoryObserver, Observer
@@ -75,12 +75,16 @@ class IntakeResult:
         message: a description for humans; empty if confirmed.
         retry_after_s: when to retry.
         warning: the parts of a confirmed request that could not be stored; empty if all were.
+        items: the number of records, spans and data points that were stored now.
+        size_bytes: the bytes of the request that was stored now, decompressed.
     """
 
     outcome: IntakeOutcome
     message: str = ""
     retry_after_s: float | None = None
     warning: str = ""
+    items: int = 0
+    size_bytes: int = 0
 
     @property
     def confirmed(self) -> bool:
@@ -178,6 +182,9 @@ class OtlpIntake:
         """
         verdict = self._accept(signal, data, encoding, headers, json=json)
         self.observer.count("quiver.receiver.requests_total", signal=signal, outcome=verdict.outcome)
+        if verdict.size_bytes:
+            self.observer.count("quiver.receiver.items_total", verdict.items, signal=signal)
+            self.observer.count("quiver.receiver.bytes_total", verdict.size_bytes, signal=signal)
         return verdict
 
     def _accept(
@@ -275,7 +282,7 @@ class OtlpIntake:
             made = self._bundles(signal, data)
         if isinstance(made, Damage):
             return IntakeResult("invalid", made.reason), None
-        bundles, warning = made
+        bundles, warning, items = made
         receipt = None
         try:
             fresh, digests = self._fresh(bundles)
@@ -297,7 +304,7 @@ class OtlpIntake:
             # The store failed or is closed: the request may not be stored, so the client must keep it.
             return IntakeResult("unavailable", str(error), _UNAVAILABLE_RETRY_S), None
         self._full_since = None
-        return IntakeResult("stored", warning=warning), receipt
+        return IntakeResult("stored", warning=warning, items=items, size_bytes=len(data)), receipt
 
     def _fresh(self, bundles: Sequence[Bundle]) -> tuple[Sequence[Bundle], Sequence[bytes]]:
         """
@@ -320,11 +327,11 @@ class OtlpIntake:
                 digests.append(digest if isinstance(digest, bytes) else b"")
         return fresh, digests
 
-    def _bundles(self, signal: str, data: bytes) -> tuple[Sequence[Bundle], str] | Damage:
-        """Return the bundles to store and a warning for the client; or why the request is invalid."""
+    def _bundles(self, signal: str, data: bytes) -> tuple[Sequence[Bundle], str, int] | Damage:
+        """Return the bundles to store, a warning for the client, and the number of items; or why it is invalid."""
         if self._settings.otlp_handling == "pass_through":
             read = parse_request(data, signal)
-            return read if isinstance(read, Damage) else ((_bundle(OTLP_SLOTS[signal], data),), "")
+            return read if isinstance(read, Damage) else ((_bundle(OTLP_SLOTS[signal], data),), "", read.rows)
         converted = tables_of_request(data, signal)
         if isinstance(converted, Damage):
             return converted
@@ -332,7 +339,9 @@ class OtlpIntake:
             self.observer.count("quiver.receiver.left_out_total", count, signal=signal, what=what)
         left_out = ", ".join(f"{count} {what}" for what, count in converted.left_out.items())
         warning = f"stored without {left_out}, which the tables cannot represent" if left_out else ""
-        return [Bundle(tables) for tables in converted.tables], warning
+        rows = [{slot: table.num_rows for slot, table in tables.items()} for tables in converted.tables]
+        items = sum(OTAP.item_count(counts) or 0 for counts in rows)
+        return [Bundle(tables) for tables in converted.tables], warning, items
 
     def _retry_after(self, hint_s: float) -> float:
         """

@@ -12,6 +12,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from quiver.aof import AofConfig, AofManager, FlushConfig, Retention
 from quiver.aof.format.durability import decode_durability
 from quiver.errors import NotDurableError, StoreFailedError, WouldBlockError
+from quiver.metric import exported_name
 from quiver.metrics import LOG_METRICS, observe_logs
 from quiver.observe import InMemoryObserver
 from quiver.primitives.scan import Frame
@@ -359,13 +360,17 @@ def test_every_gauge_has_a_value():
         manager.log("packed", tiny(compression="zstd")).append_record(b"x")
         manager.log("packed").force_rollover(timeout=5)
         found = collected()
-        assert found["aof_records", "orders"] == 2
-        assert found["aof_flush_backlog_bytes", "orders"] == log.snapshot().backlog_bytes
-        assert found["aof_would_block", "orders", "tail"] == 1
-        assert found["aof_tier_segments", "packed", "resident_in_tier0"] == 1
-        assert found["aof_appended_records_total", "orders"] == 2
-        assert found["aof_appended_bytes_total", "orders"] == 2 * 25
-        assert found["aof_appended_bytes_total", "packed"] == 25
-        gauges = {metric.name for metric in LOG_METRICS if metric.read is not None and metric.name.startswith("aof_")}
+        assert found["quiver.aof.records", "orders"] == 2
+        assert found["quiver.aof.flush_backlog_bytes", "orders"] == log.snapshot().backlog_bytes
+        assert found["quiver.aof.would_block", "orders", "tail"] == 1
+        assert found["quiver.aof.tier_segments", "packed", "resident_in_tier0"] == 1
+        assert found["quiver.aof.appended_records_total", "orders"] == 2
+        assert found["quiver.aof.appended_bytes_total", "orders"] == 2 * 25
+        assert found["quiver.aof.appended_bytes_total", "packed"] == 25
+        gauges = {
+            exported_name(metric.name)
+            for metric in LOG_METRICS
+            if metric.read is not None and metric.name.startswith("aof_")
+        }
         assert {name for name, *_ in found} == gauges
     assert collected() == {}

@@ -72,7 +72,7 @@ def test_the_disk_figures_are_those_of_the_directory():
     samples = tuple(
         Sample(name, (("buffer", buffer),), value)
         for buffer, value in (("a", 2.0), ("b", 5.0))
-        for name in ("quiver_segment_count", "quiver_core_cap_fraction", "quiver_segment_sealed_total")
+        for name in ("quiver_segment_files", "quiver_core_cap_fraction", "quiver_segment_sealed_total")
     )
     found = showing(PipelineSnapshot(0.0, samples, (), 0, (), (), buffer="a"), None)
     assert (found.disk["segments"], found.disk["of_the_cap"]) == (2.0, 2.0)

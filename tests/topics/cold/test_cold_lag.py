@@ -9,6 +9,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from quiver.errors import ObjectsUnavailableError
+from quiver.metric import exported_name
 from quiver.metrics import LOG_METRICS, observe_topics
 
 LAG = ("upload_lag_messages", "upload_lag_bytes", "upload_lag_seconds")
@@ -79,19 +80,21 @@ def test_every_gauge_has_a_value():
         subscription = rig.store.subscribe(TOPIC, "billing", start=2)
         found = collected(reader)
         assert set(found) == {
-            metric.name for metric in LOG_METRICS if metric.kind == "gauge" and metric.name.startswith("danube_")
+            exported_name(metric.name)
+            for metric in LOG_METRICS
+            if metric.kind == "gauge" and metric.name.startswith("danube_")
         }
-        assert {tuple(sorted(attributes.items())) for attributes, _ in found["danube_wal_files"]} == {
+        assert {tuple(sorted(attributes.items())) for attributes, _ in found["quiver.topics.wal_files"]} == {
             (("topic", TOPIC),)
         }
         values = {name: points[0][1] for name, points in found.items()}
-        assert values["danube_wal_cache_size"] == 2
-        assert values["danube_wal_unsynced_messages"] == 1
-        assert values["danube_uploader_lag_messages"] == 6
-        assert found["danube_subscription_lag_messages"] == [({"topic": TOPIC, "subscription": "billing"}, 4)]
+        assert values["quiver.topics.wal_cache_size"] == 2
+        assert values["quiver.topics.wal_unsynced_messages"] == 1
+        assert values["quiver.topics.uploader_lag_messages"] == 6
+        assert found["quiver.topics.subscription_lag_messages"] == [({"topic": TOPIC, "subscription": "billing"}, 4)]
         subscription.close()
         rig.clock.advance(1.0)
-        assert "danube_subscription_lag_messages" not in collected(reader)
+        assert "quiver.topics.subscription_lag_messages" not in collected(reader)
     rig.clock.advance(1.0)
     assert collected(reader) == {}
     provider.shutdown()

@@ -414,7 +414,7 @@ def showing(now: PipelineSnapshot, before: PipelineSnapshot | None) -> Showing:
         "of_the_cap": max(now.values("quiver_core_cap_fraction"), default=None),
         "log_bytes": now.total("quiver_wal_bytes"),
         "open_bytes": now.total("quiver_segment_open_bytes"),
-        "segments": now.total("quiver_segment_count"),
+        "segments": now.total("quiver_segment_files"),
         "quarantined": now.total("quiver_quarantine_files"),
     }
     return Showing(

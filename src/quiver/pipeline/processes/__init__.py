@@ -6,7 +6,9 @@ module                purpose
 ====================  ======================================================================================
 `run.py`              `quiver run`: the children of a pipeline, their logs and the state file
 `supervise.py`        child processes: started, restarted with backoff, stopped in order
+`foreground.py`       `quiver run --foreground` without a supervisor: the ingest process alone
 `log_files.py`        rotation of their logs
+`log_relay.py`        their logs on standard output, as text or JSON
 `reload.py`           which changes of the file can be applied, and which need a restart (pure)
 `child.py`            the start and end of every child: arguments, logging, exit codes
 `parent_watchdog.py`  in a child: stop when asked, reload when asked, exit with the supervisor

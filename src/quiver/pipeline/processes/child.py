@@ -18,6 +18,7 @@ from quiver.pipeline.config.parse import DOCUMENT_BYTES_MAX
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.model import Pipeline
 from quiver.pipeline.processes.extras import missing_extra
+from quiver.pipeline.processes.log_relay import TEXT_FORMAT
 from quiver.pipeline.processes.parent_watchdog import EXIT_WRONG_USE, ParentWatchdog
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.descriptors import raise_descriptor_limit
@@ -34,6 +35,7 @@ __all__ = [
     "parse_assignments",
     "read_pipeline",
     "reload_log_level",
+    "run_body",
     "set_log_level",
     "write_closed",
     "write_ready",
@@ -149,17 +151,15 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
     parser.add_argument("--drain-s", type=float, default=DRAIN_S)
     parser.add_argument("--temp-dir", type=Path)
     arguments = parser.parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
-    )
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=TEXT_FORMAT)
 
     def reread() -> Pipeline:
         pipeline = read_pipeline(arguments.pipeline, arguments.assignments, os.environ, source=arguments.source)
         return pipeline.placed(arguments.run_dir)
 
-    raise_descriptor_limit()
-    try:
-        context = ChildContext(
+    return run_body(
+        body,
+        lambda: ChildContext(
             reread(),
             arguments.run_dir,
             ParentWatchdog(deadline_s=ORPHAN_DEADLINE_S),
@@ -168,7 +168,15 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
             drain_s=arguments.drain_s,
             temp_dir=arguments.temp_dir,
             reread=reread,
-        )
+        ),
+    )
+
+
+def run_body(body: Callable[[ChildContext], None], make_context: Callable[[], ChildContext]) -> int:
+    """Run *body* until it ends; log its error, and return the exit code. Code 2: a restart cannot help."""
+    raise_descriptor_limit()
+    try:
+        context = make_context()
         set_log_level(context.pipeline)
         body(context)
     except UsageError as error:

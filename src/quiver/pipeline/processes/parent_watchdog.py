@@ -29,14 +29,14 @@ class ParentWatchdog:
 
     Args:
         deadline_s: the time limit to stop after the supervisor has died, in seconds.
-        stdin_fd: the pipe to the supervisor.
+        stdin_fd: the pipe to the supervisor; None for a process without one.
         clock: measures the drain time.
 
     Attributes:
         is_closing: whether the pipeline or this child is stopping: no more data may be accepted.
     """
 
-    def __init__(self, *, deadline_s: float, stdin_fd: int = 0, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, *, deadline_s: float, stdin_fd: int | None = 0, clock: Clock = SYSTEM_CLOCK) -> None:
         # A signal handler may put into a SimpleQueue, but must not set an Event: its lock is not reentrant.
         self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._clock = clock
@@ -46,11 +46,11 @@ class ParentWatchdog:
         self._reload = False
         self.is_closing = False
         self._deadline_s = deadline_s
-        self._stdin_fd = stdin_fd
         self.hear_signals()
         # The supervisor blocks SIGHUP until this handler exists; a pending signal is delivered now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-        threading.Thread(target=self._watch, name="quiver-watchdog", daemon=True).start()
+        if stdin_fd is not None:
+            threading.Thread(target=self._watch, args=(stdin_fd,), name="quiver-watchdog", daemon=True).start()
 
     def hear_signals(self) -> None:
         """
@@ -97,9 +97,9 @@ class ParentWatchdog:
         requested, self._reload = self._reload, False
         return requested
 
-    def _watch(self) -> None:
+    def _watch(self, stdin_fd: int) -> None:
         # os.read, not sys.stdin: a thread blocked inside a buffered reader makes the interpreter's exit abort.
-        while os.read(self._stdin_fd, 1):
+        while os.read(stdin_fd, 1):
             pass
         self._is_orphan = True
         self._end("stop")

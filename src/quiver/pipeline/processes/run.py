@@ -41,6 +41,7 @@ from quiver.pipeline.diagram import as_graph
 from quiver.pipeline.model import Pipeline, memory_directory
 from quiver.pipeline.processes.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
 from quiver.pipeline.processes.extras import missing_extra
+from quiver.pipeline.processes.log_relay import LogFormat, LogLine, LogRelay, as_json
 from quiver.pipeline.processes.reload import changed_queries, describe_changes, needs_restart
 from quiver.pipeline.processes.sd_notify import notify
 from quiver.pipeline.processes.spark_temp_dir import spark_temp_dir
@@ -63,7 +64,9 @@ __all__ = [
     "check_pyspark",
     "default_run_dir",
     "lost_dead_letters",
+    "memory_buffers",
     "not_sealed",
+    "read_facts",
     "read_state",
     "remaining",
     "run_pipeline",
@@ -130,6 +133,9 @@ class RunOptions:
         drain_s: how long exporters continue after a stop request, in total; None for 25 s with Spark and 8 s without.
         watchdog_fd: a descriptor; the pipeline stops when its other end is closed.
         notify_socket: the socket of systemd for readiness and stop messages; None sends none.
+        watchdog_interval_s: how often systemd is told that this process works; None never does.
+        foreground: pass on all lines of the logs of children; otherwise only warnings and errors.
+        log_format: the format of these lines.
     """
 
     assignments: Sequence[str]
@@ -138,6 +144,9 @@ class RunOptions:
     drain_s: float | None = None
     watchdog_fd: int | None = None
     notify_socket: str | None = None
+    watchdog_interval_s: float | None = None
+    foreground: bool = False
+    log_format: LogFormat = "text"
 
 
 def run_pipeline(
@@ -162,7 +171,7 @@ def run_pipeline(
         resources.callback(hold(REAL_FILES, str(run_dir / RUN_LOCK), owner=f"quiver run {pipeline.source}").release)
         temp_dir = resources.enter_context(spark_temp_dir(run_dir))
         running = _Running(pipeline.placed(run_dir), options, temp_dir, reread, report)
-        resources.enter_context(_memory(running.pipeline, run_dir))
+        resources.enter_context(memory_buffers(running.pipeline, run_dir))
         running.report_left_over()
         threading.Thread(target=running.report_when_ready, name="quiver-ready", daemon=True).start()
         supervisor = running.supervisor
@@ -173,6 +182,7 @@ def run_pipeline(
             arguments = (options.watchdog_fd, supervisor)
             threading.Thread(target=_watch, args=arguments, name="quiver-watchdog", daemon=True).start()
         code = supervisor.run()
+        running.pass_on_logs()
         running.report_remaining()
         return code
 
@@ -196,13 +206,31 @@ class _Running:
         self._file = self._keep(pipeline)
         self._is_stop_reported = False
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        self._relay = LogRelay(self._write, everything=options.foreground, log_format=options.log_format)
+        self._watchdog_at = 0.0
         self.supervisor = Supervisor(
             _children(pipeline, options, self._file, self._temp_dir),
             on_change=self._on_change,
             on_reload=self._on_reload,
             backoff=Backoff(first_s=0.2, cap_s=RESTART_S_MAX),
             random=Random(),  # noqa: S311 - jitter, not a secret
+            on_tick=self._on_tick,
         )
+        self._relay.start(self._logs())
+
+    def _logs(self) -> dict[str, Path]:
+        return {child.spec.name: child.spec.log_path for child in self.supervisor.children}
+
+    def _on_tick(self, _: Supervisor) -> None:
+        self.pass_on_logs()
+        interval_s = self._options.watchdog_interval_s
+        if interval_s is not None and SYSTEM_CLOCK.monotonic() >= self._watchdog_at:
+            self._watchdog_at = SYSTEM_CLOCK.monotonic() + interval_s
+            notify(self._options.notify_socket, "WATCHDOG=1")
+
+    def pass_on_logs(self) -> None:
+        """Pass on the lines that children logged since the last call."""
+        self._relay.look(self._logs())
 
     def _keep(self, pipeline: Pipeline) -> Path:
         """Write the running pipeline file, and return the path that the children read."""
@@ -232,9 +260,14 @@ class _Running:
 
     def _report(self, what: str) -> None:
         _log.info("%s", what)
+        if self._options.log_format == "json":
+            what = as_json(LogLine(None, "INFO", _log.name, what), "quiver")
+        self._write(what)
+
+    def _write(self, line: str) -> None:
         # The reader of the output may have exited: a pager, a terminal.
         with contextlib.suppress(OSError):
-            self._report_line(what)
+            self._report_line(line)
 
     def _on_reload(self, supervisor: Supervisor) -> None:
         try:
@@ -288,7 +321,7 @@ class _Running:
         never = threading.Condition()
         while True:
             children = {child.spec.name: child.pid for child in self.supervisor.children}
-            facts = {name: _ready(self._options.run_dir / f"{name}.json") for name in children}
+            facts = {name: read_facts(self._options.run_dir / f"{name}.json") for name in children}
             if self.supervisor.state in {"stopping", "stopped", "failed"}:
                 return
             if all(pid is not None and facts[name].get("pid") == pid for name, pid in children.items()):
@@ -314,7 +347,7 @@ class _Running:
             self._report(f"{name}: {count} dead letters were in {directory}, which is in memory, and are lost")
 
 
-def _ready(path: Path) -> dict[str, Any]:
+def read_facts(path: Path) -> dict[str, Any]:
     """Return the facts that a child wrote when it became ready; empty until then."""
     try:
         return dict(json.loads(REAL_FILES.read_all(str(path), size_max=NOTE_BYTES_MAX)))
@@ -415,7 +448,7 @@ def _roots(directory: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _memory(pipeline: Pipeline, run_dir: Path) -> Iterator[None]:
+def memory_buffers(pipeline: Pipeline, run_dir: Path) -> Iterator[None]:
     """Create an empty directory for the buffers in memory, and remove it at the end."""
     root = memory_directory(run_dir)
     if pipeline.is_durable:

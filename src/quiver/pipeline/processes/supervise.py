@@ -40,6 +40,8 @@ CLOSE_S = 20.0
 
 LOOK_S = 0.05
 
+TICK_S = 0.5
+
 _LOG_PREFIX = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ [A-Z]+ +[\w.]+ ")
 """The prefix of our log lines: time, level, logger."""
 
@@ -110,6 +112,7 @@ class Supervisor:
         random: the source of their jitter.
         healthy_s: a child that ran this long restarts with the initial delay.
         on_reload: called from `run` after `request_reload`; may call `send_signal`, `renew` and `change`.
+        on_tick: called from `run` every *tick_s* seconds, also while it waits for children to stop.
         log_bytes_max: a longer log is rotated.
     """
 
@@ -124,6 +127,8 @@ class Supervisor:
         clock: Clock = SYSTEM_CLOCK,
         on_reload: Callable[[Supervisor], None] | None = None,
         log_bytes_max: int = LOG_BYTES_MAX,
+        on_tick: Callable[[Supervisor], None] | None = None,
+        tick_s: float = TICK_S,
     ) -> None:
         self.children = [Child(spec, backoff.delays(random)) for spec in specs]
         self.state = "starting"
@@ -134,6 +139,9 @@ class Supervisor:
         self._healthy_s = healthy_s
         self._clock = clock
         self._log_bytes_max = log_bytes_max
+        self._on_tick = on_tick
+        self._tick_s = tick_s
+        self._tick_at = clock.monotonic()
         self._look_at_logs_at = clock.monotonic() + LOOK_AT_LOGS_S
         # Filled from threads and from signal handlers; a SimpleQueue allows both.
         self._events: queue.SimpleQueue[_Exited | str] = queue.SimpleQueue()
@@ -219,7 +227,6 @@ class Supervisor:
             times = [time for child in self.children for time in (child.restart_at, child.kill_at)]
             due = [time for time in times if time is not None]
             event = self._next(min([*due, self._look_at_logs_at]) - self._clock.monotonic())
-            self._look_at_logs()
             if isinstance(event, _Exited):
                 if event.child.process is not event.process:
                     continue
@@ -250,6 +257,7 @@ class Supervisor:
         if now < self._look_at_logs_at:
             return
         self._look_at_logs_at = now + LOOK_AT_LOGS_S
+        self._tick(is_due=True)  # a rotation moves lines away
         for child in self.children:
             try:
                 keep_short(REAL_FILES, str(child.spec.log_path), bytes_max=self._log_bytes_max)
@@ -258,11 +266,20 @@ class Supervisor:
                 _log.warning("%s grows: %s", child.spec.log_path, error)
 
     def _next(self, timeout: float) -> _Exited | str:
+        if self._on_tick is not None:
+            timeout = min(timeout, self._tick_at - self._clock.monotonic())
         try:
-            event = self._events.get(timeout=max(timeout, 0.0))
+            event: _Exited | str = self._events.get(timeout=max(timeout, 0.0))
         except queue.Empty:
-            return "due"
+            event = "due"
+        self._look_at_logs()
+        self._tick(is_due=self._tick_at <= self._clock.monotonic())
         return event
+
+    def _tick(self, *, is_due: bool) -> None:
+        if self._on_tick is not None and is_due:
+            self._tick_at = self._clock.monotonic() + self._tick_s
+            self._on_tick(self)
 
     def _start(self, child: Child) -> None:
         child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)

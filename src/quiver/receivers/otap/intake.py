@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.bundle import Bundle
+from quiver.bundle import OTAP, Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CapacityError, InvalidBundleError, QuiverError, UsageError
 from quiver.observe import Observer
@@ -153,6 +153,10 @@ class OtapIntake:
         if not tables:
             return Taken(BatchStatus(batch.batch_id, StatusCode.OK), last=bool(why), why=why), "empty"
         code, text, outcome = self._once(Bundle(tables), digest if isinstance(digest, bytes) else None)
+        if outcome == "stored":
+            items = OTAP.item_count({slot: table.num_rows for slot, table in tables.items()})
+            self._observer.count("quiver.receiver.items_total", items or 0, signal=stream.signal)
+            self._observer.count("quiver.receiver.bytes_total", len(opened), signal=stream.signal)
         status = BatchStatus(batch.batch_id, code, text)
         return Taken(status, stored=code == StatusCode.OK, last=bool(why), why=why), outcome
 

@@ -470,6 +470,8 @@ class QwpClient:
             opened.stored += 1
             opened.digest = None
             intake.observer.count("quiver.receiver.rows_total", batch.num_rows, protocol="qwp")
+            intake.observer.count("quiver.receiver.items_total", batch.num_rows, signal="tables")
+            intake.observer.count("quiver.receiver.bytes_total", batch.nbytes, signal="tables")
 
     def _once(self, opened: _Opened, batch: pa.RecordBatch) -> int:
         replay, life = self._replay, self._life
