@@ -17,6 +17,7 @@ import pyarrow as pa
 from blake3 import blake3
 
 from quiver.errors import InvalidBundleError
+from quiver.html_tables import rows_html, section_html
 from quiver.primitives.kernel import KERNEL
 
 __all__ = [
@@ -373,6 +374,13 @@ class Bundle(_BundleFields):
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"slot": slot, "rows": batch.num_rows, "size_bytes": batch.nbytes, "columns": ", ".join(batch.schema.names)}
+            for slot, batch in self._slots.items()
+        ]
+        return section_html("Bundle", rows_html(rows))
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{slot}: {batch.num_rows} rows" for slot, batch in self._slots.items())

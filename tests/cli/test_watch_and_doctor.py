@@ -84,6 +84,29 @@ def test_progress_is_shown_after_two_seconds():
     assert re.search(r"\r +\r$", to.getvalue())
 
 
+def test_a_known_whole_has_percent_and_the_time_left(tmp_path):
+    """By bytes: a small file and a large one are not each a half. The bar is removed at the end."""
+    for name, size in (("a", 100), ("b", 300), ("c", 600)):
+        (tmp_path / name).write_bytes(bytes(size))
+    clock, to = ManualClock(), Terminal()
+    with ProgressDisplay("reading", of=[tmp_path], clock=clock, stream=to) as progress:
+        progress(str(tmp_path / "a"))
+        progress(str(tmp_path / "b"))
+        clock.advance(QUIET_S + 2)
+        progress(str(tmp_path / "c"))
+        assert re.search(r"reading .* 40% 6\.0 s left .*/c", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", to.getvalue()))
+    assert "\x1b[2K" in to.getvalue()
+
+
+def test_a_bar_of_nothing_is_a_line(tmp_path):
+    """An empty directory, or one that disappears, has no part that could be done."""
+    clock, to = ManualClock(), Terminal()
+    with ProgressDisplay("reading", of=[tmp_path / "gone"], clock=clock, stream=to) as progress:
+        clock.advance(QUIET_S + 1)
+        progress("x")
+    assert "reading: 1, 3 s, x" in to.getvalue()
+
+
 def test_progress_is_not_written_to_a_pipe():
     clock, to = ManualClock(), io.StringIO()
     with ProgressDisplay("reading", clock=clock, stream=to) as progress:

@@ -147,6 +147,18 @@ def test_the_image_has_no_root():
         assert (ROOT / source).exists()
 
 
+def test_the_image_installs_the_tested_versions(tmp_path):
+    """With the lock file as constraints, in which pip accepts no hashes."""
+    (script,) = re.findall(
+        r"sed '([^']*)' /tmp/requirements.lock", (DEPLOY / "container" / "Containerfile").read_text()
+    )
+    argv = ["sed", script, str(ROOT / "requirements.lock")]
+    lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert len(pins) > 50
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[^ \\]+( ; .*[^\\])?", line) for line in pins)
+
+
 @pytest.mark.parametrize("file", ["systemd/quiver.service", "container/Containerfile", "kubernetes/quiver.yaml"])
 def test_options_of_commands_exist(file):
     """Each option of `quiver run` that a file uses."""

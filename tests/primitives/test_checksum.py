@@ -84,3 +84,40 @@ def test_awscrt_is_not_loaded_before_it_is_needed():
 
     for pure in ("", "1"):
         subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "QUIVER_PURE": pure})
+
+
+@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, lambda data: memoryview(data).cast("b")])
+def test_crc64_in_python_equals_the_library(wrap):
+    """For each length around whole words of eight bytes, continued from any value."""
+    chance = random.Random(17)
+    library = checksum._aws().crc64nvme
+    for size in [*range(34), 1000, 4099]:
+        data, before = chance.randbytes(size), chance.getrandbits(64)
+        assert checksum._crc64_in_python(wrap(data), before) == library(data, before)
+
+
+def test_a_log_is_written_and_read_without_awscrt(tmp_path):
+    """The library is an extra: a log that is written without it is read with it, and the other way round."""
+    script = """
+import sys
+if sys.argv[2] == "without":
+    sys.modules["awscrt"] = None
+from quiver.aof import AofManager
+with AofManager.open(sys.argv[1]) as manager:
+    log = manager.log(sys.argv[3])
+    if len(sys.argv) > 4:
+        print(log.append_record_with_timeout(b"payload", 5))
+        log.flush()
+    else:
+        first = int(sys.stdin.read())
+        print(log.read_record(first).payload == b"payload")
+assert ("awscrt.checksums" in sys.modules) == (sys.argv[2] == "with")
+"""
+
+    def run(*arguments, given=""):
+        argv = [sys.executable, "-c", script, str(tmp_path / "log"), *arguments]
+        return subprocess.run(argv, check=True, capture_output=True, text=True, input=given).stdout
+
+    for writer, reader in (("without", "with"), ("with", "without")):
+        record = run(writer, writer, "append")
+        assert run(reader, writer, given=record) == "True\n"

@@ -65,7 +65,7 @@ def inspect(
 def _directory(root: Path) -> list[Description]:
     from quiver.cli.console.progress import ProgressDisplay  # noqa: PLC0415 - keeps `--help` quick
 
-    with ProgressDisplay("reading") as progress:
+    with ProgressDisplay("reading", of=[root]) as progress:
         return list(_described(root, progress))
 
 

@@ -53,7 +53,7 @@ def migrate(
     refuse_snapshot(REAL_FILES, str(directory))
     for root in roots if len(roots) > 1 else ():
         require_migratable(REAL_FILES, root)
-    with ProgressDisplay("migrating") as progress:
+    with ProgressDisplay("migrating", of=roots) as progress:
         fs = progress.fs(REAL_FILES)
         done = [
             {"directory": root} | change(fs, root, profile=profile.value, adapter=table, clock=SYSTEM_CLOCK).as_dict()

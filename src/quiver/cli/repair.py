@@ -40,7 +40,7 @@ def repair(
     require_closed(REAL_FILES, [*roots, *nested], owner="quiver repair")
     reports: list[RepairReport] = []
     try:
-        with ProgressDisplay("repairing") as progress:
+        with ProgressDisplay("repairing", of=[*roots, *nested]) as progress:
             fs = progress.fs(REAL_FILES)
             for root in roots:
                 reports.append(repair_store(fs, root, clock=SYSTEM_CLOCK, dry_run=dry_run))  # noqa: PERF401 - after an error, report the first ones

@@ -54,7 +54,7 @@ class LogFormats(StrEnum):
 
 ForegroundOption = Annotated[
     bool,
-    typer.Option("--foreground", help="Log to standard output; in one process if neither Spark nor cores are needed."),
+    typer.Option("--foreground", help="Log to standard output; in one process without Spark, cores and status."),
 ]
 LogFormatOption = Annotated[
     LogFormats, typer.Option("--log-format", help="The format of what is written to standard output.")

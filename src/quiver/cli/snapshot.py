@@ -55,7 +55,10 @@ def snapshot(
 
     given = pipeline_given(source, assignments, run_dir)
     now_ns = SYSTEM_CLOCK.now_ns()
-    with ProgressDisplay("copying") as progress:
+    stores: list[str | Path] = [source]
+    if given is not None:
+        stores = [buffer.config.path for buffer in given[0].buffers if buffer.config.path]
+    with ProgressDisplay("copying", of=stores) as progress:
         fs = progress.fs(REAL_FILES)
         if given is not None:
             from quiver.pipeline.backup import snapshot_pipeline  # noqa: PLC0415
@@ -67,7 +70,7 @@ def snapshot(
             done = take(fs, str(source), str(to), now_ns=now_ns, companions=others)
             done.notes += [problem] if problem else []
     if check:
-        with ProgressDisplay("reading back") as progress:
+        with ProgressDisplay("reading back", of=[to]) as progress:
             done.notes += [str(problem) for problem in check_snapshot(progress.fs(REAL_FILES), str(to))[1]]
     _say(done, as_json=as_json)
 
@@ -139,7 +142,7 @@ def restore(
 
     identity = str(uuid.uuid4())  # noqa: TID251 - created once, for the new store
     given = pipeline_given(to, assignments, run_dir)
-    with ProgressDisplay("restoring") as progress:
+    with ProgressDisplay("restoring", of=[source]) as progress:
         fs = progress.fs(REAL_FILES)
         if given is not None:
             from quiver.pipeline.backup import restore_pipeline  # noqa: PLC0415

@@ -52,7 +52,7 @@ def verify(
     sources = _to_read(source, assignments, run_dir)
     location = object_location(objects, option)
     tier = None if location is None else open_objects(location, writable=False)
-    with ProgressDisplay("reading") as progress:
+    with ProgressDisplay("reading", of=sources.roots) as progress:
         reports = [check_store(REAL_FILES, root, on_progress=progress, objects=tier) for root in sources.roots]
         missed = sources.differences()
     if tier is not None:

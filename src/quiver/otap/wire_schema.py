@@ -83,10 +83,8 @@ def narrow_handler(view: str) -> Any:
     Raises:
         ImportError: the decoder is not installed.
     """
-    import ptars  # noqa: PLC0415 - takes 13 ms, and is only needed for decoding
-
     descriptor = _derived(view, _narrow)
-    return ptars.HandlerPool([descriptor.file]).get_for_message(descriptor)
+    return _handler(descriptor.file, descriptor)
 
 
 @cache
@@ -97,10 +95,28 @@ def nested_handler(message: str) -> Any:
     Raises:
         ImportError: the decoder is not installed.
     """
-    import ptars  # noqa: PLC0415
-
     file = next(file for file in _derived("logs", _narrow).file.dependencies[0].dependencies if "common" in file.name)
-    return ptars.HandlerPool([file]).get_for_message(file.message_types_by_name[message])
+    return _handler(file, file.message_types_by_name[message])
+
+
+def _handler(file: Any, descriptor: Any) -> Any:
+    """
+    Return the handler of *descriptor*, after a try: a version of the decoder with another interface is not used.
+
+    Raises:
+        ImportError: the decoder is not installed, or does not decode an empty message as expected.
+    """
+    import ptars  # noqa: PLC0415 - takes 13 ms, and is only needed for decoding
+
+    try:
+        handler = ptars.HandlerPool([file]).get_for_message(descriptor)
+        decoded = handler.list_to_record_batch([b""])
+        names = [field.name for field in descriptor.fields]
+        if decoded.num_rows == 1 and decoded.schema.names == names and callable(handler.array_to_record_batch):
+            return handler
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ImportError(f"the installed version of ptars cannot be used: {error}") from error
+    raise ImportError("the installed version of ptars cannot be used: it decodes an empty message in another way")
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from quiver.clock import SYSTEM_CLOCK
 from quiver.metrics import (
     ObservedExporters,
     ObservedStore,

@@ -20,6 +20,7 @@ from quiver.store.reading.query.time_range import By, Moment
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt
 from quiver.store.removal.cleanup import Cleanup
+from quiver.store.store_html import store_html
 from quiver.store.wal.replay import logged_entries
 
 __all__ = ["StoreProperties"]
@@ -125,6 +126,9 @@ class StoreProperties:
     def recent_wal_entries(self) -> Iterator[WalEntry]:
         """Iterate over the entries that are physically in the log, oldest first, including those that are sealed."""
         return logged_entries(self._fs, f"{self.path}/{WAL_DIR}")
+
+    def _repr_html_(self) -> str:
+        return store_html(self.path, self.stats, is_closed=self._closed)
 
     def stats(self) -> dict[str, Any]:
         """Return current figures: bytes, counts, and the lag of each subscriber."""

@@ -194,6 +194,36 @@ def test_without_the_decoder_objects_are_used(monkeypatch):
         narrow_handler.cache_clear()
 
 
+def test_a_decoder_with_another_interface_is_not_used(monkeypatch):
+    """A later version may rename methods or columns: the decoder of objects is used, with the same result."""
+    from quiver.otap.wire_schema import narrow_handler
+
+    class Renamed:
+        def __init__(self, files):
+            pass
+
+        def get_for_message(self, descriptor):
+            return self
+
+    class Changed(Renamed):
+        def list_to_record_batch(self, requests):
+            return pa.record_batch({"resourceLogs": pa.nulls(len(requests))})
+
+        array_to_record_batch = list_to_record_batch
+
+    data = nested_request().SerializeToString()
+    with_it = decode_requests([data], "logs").batch
+    for pool in (Renamed, Changed):
+        narrow_handler.cache_clear()
+        monkeypatch.setitem(sys.modules, "ptars", SimpleNamespace(HandlerPool=pool))
+        try:
+            with pytest.raises(ImportError, match="cannot be used"):
+                narrow_handler("logs")
+            assert repr(decode_requests([data], "logs").batch.to_pylist()) == repr(with_it.to_pylist())
+        finally:
+            narrow_handler.cache_clear()
+
+
 def many_attributes(records: int) -> ExportLogsServiceRequest:
     request = ExportLogsServiceRequest()
     for number in range(2):

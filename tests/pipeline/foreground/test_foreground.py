@@ -163,13 +163,16 @@ def test_the_watchdog_is_told_twice_in_its_time():
         assert watchdog_interval_s(environment) is None
 
 
-def test_spark_and_cores_need_more_processes():
+def test_spark_cores_and_a_status_page_need_more_processes():
     class Pipeline:
         queries = ()
+        status = None
 
     assert fits_one_process(Pipeline(), None)
     assert not fits_one_process(Pipeline(), 1)
-    Pipeline.queries = ("lake",)
+    Pipeline.status = "127.0.0.1:4321"
+    assert not fits_one_process(Pipeline(), None)
+    Pipeline.status, Pipeline.queries = None, ("lake",)
     assert not fits_one_process(Pipeline(), None)
 
 

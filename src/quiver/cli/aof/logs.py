@@ -70,7 +70,7 @@ def checked_logs(
     logs = logs_of(root, log)
     tier = None if objects is None else open_objects(objects, writable=False)
     try:
-        with ProgressDisplay("reading") as progress:
+        with ProgressDisplay("reading", of=list(logs.values())) as progress:
             fs = progress.fs(REAL_FILES)
             return [
                 check_log_directory(fs, name, directory, read_records=read_records, objects=tier)

@@ -1,5 +1,5 @@
 """
-`quiver run --foreground` without Spark and without cores: the ingest process alone, without a supervisor.
+`quiver run --foreground` without Spark, cores and a status page: the ingest process alone, without a supervisor.
 
 Logs are written to standard output. A process that fails ends with its exit code, and whoever started it, such as a
 container runtime, restarts it.
@@ -44,8 +44,8 @@ _log = logging.getLogger("quiver.pipeline")
 
 
 def fits_one_process(pipeline: Pipeline, cores: int | None) -> bool:
-    """Return whether *pipeline* needs neither a Spark process nor several ingest processes."""
-    return not pipeline.queries and cores is None
+    """Return whether *pipeline* needs no Spark process, no status page, and one ingest process."""
+    return not pipeline.queries and cores is None and pipeline.status is None
 
 
 def run_in_one_process(pipeline: Pipeline, options: RunOptions, *, reread: Callable[[], Pipeline]) -> int:

@@ -44,6 +44,7 @@ from quiver.store.reading.query.time_range import By, Moment
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import MaintenanceReport
 from quiver.store.store import Store
+from quiver.store.store_html import store_html
 from quiver.store.subscribers.queue import Order
 from quiver.store.subscribers.start import Start
 
@@ -468,6 +469,9 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         """Return the rows of one slot or view, of every core, one core after the other; see `Store.scan`."""
         self._require_open()
         return self._reader.scan(slot, columns, start, end, by=by, table=table, view=view)
+
+    def _repr_html_(self) -> str:
+        return store_html(self.path, self.stats, is_closed=self._closed)
 
     def stats(self) -> dict[str, Any]:
         """

@@ -27,7 +27,8 @@ from typing import Any, Self
 import pyarrow as pa
 
 from quiver.bundle import OTAP, SLOT_MAX, Adapter, Bundle, BundleRef
-from quiver.errors import CorruptionError, UsageError
+from quiver.errors import CorruptionError, QuiverError, UsageError
+from quiver.html_tables import facts_html, section_html
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
@@ -333,6 +334,22 @@ class StoreReader:
         if nodes is not None:
             raise UsageError(f"nodes={nodes!r}: {self.path} is a store, not a fleet")
         return self._stores()
+
+    def _repr_html_(self) -> str:
+        title = f"Contents of {self.path}"
+        try:
+            segments = self.segments()
+            facts: dict[str, object] = {
+                "stores": len(self.directories()),
+                "segments": len(segments),
+                "bundles": sum(one.bundle_count for one in segments),
+                "segment_bytes": sum(one.size_bytes for one in segments),
+                "slots": ", ".join(map(str, self.slots())),
+                "problems": len(self.problems) or None,
+            }
+        except (QuiverError, OSError) as error:  # a notebook shows it in place of a traceback
+            facts = {"problem": str(error)}
+        return section_html(title, facts_html(facts))
 
     def __enter__(self) -> Self:
         return self

@@ -22,7 +22,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.errors import CorruptionError
+from quiver.errors import CorruptionError, QuiverError
+from quiver.html_tables import facts_html, rows_html, section_html
 from quiver.store.format.wal_entry import WalEntry
 from quiver.store.reading.digests import SegmentDigests
 from quiver.store.reading.log_tail import snapshot_log, uncovered
@@ -30,6 +31,11 @@ from quiver.store.wal.replay import decode_slots
 from quiver.store.wal.scan import ScannedEntry
 
 __all__ = ["Part", "Scan", "entry_batches", "plan"]
+
+
+_ROWS_SHOWN = 5
+_COLUMNS_SHOWN = 12
+"""The part of a scan that a notebook shows."""
 
 
 @dataclass(slots=True)
@@ -88,6 +94,18 @@ class Scan(ABC):
             CorruptionError: as iteration.
         """
         return pa.Table.from_batches(iter(self), self.schema)
+
+    def _repr_html_(self) -> str:
+        """Return the columns and the first rows: a notebook must not read a complete store to show a scan."""
+        columns = self.schema.names[:_COLUMNS_SHOWN]
+        try:
+            first = next(iter(self), None)
+            rows = [] if first is None else first.select(columns).slice(0, _ROWS_SHOWN).to_pylist()
+        except (QuiverError, OSError) as error:
+            return section_html(repr(self), facts_html({"problem": str(error)}))
+        more = len(self.schema.names) - len(columns)
+        title = f"The first {len(rows)} rows" + (f", without {more} columns" if more else "")
+        return section_html(title, rows_html(rows, columns))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> Any:
         return self.to_reader().__arrow_c_stream__(requested_schema)
