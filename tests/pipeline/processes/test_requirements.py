@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from quiver.cli import main as entry
 from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.plugins import PLUGINS
 from quiver.pipeline.processes import requirements
 from quiver.pipeline.processes.requirements import is_running, unmet_requirements
 from quiver.pipeline.processes.run import RUN_LOCK
@@ -128,6 +129,19 @@ def test_missing_extras_and_java_are_reported(text, unmet, monkeypatch, tmp_path
         for extra in ("delta", "metrics", "spark")
     ]
     assert any("Java" in one or "java" in one for one in found)
+
+
+def test_extras_of_plugins():
+    """As the pages of the plugins say."""
+    wanted = {
+        "urn:quiver:qwp:receiver": {"otlp", "qwp"},
+        "urn:otel:otlp:exporter": {"otlp"},
+        "urn:quiver:iceberg:exporter": {"otlp", "spark", "iceberg"},
+        "urn:quiver:questdb:exporter": {"otlp", "spark", "qwp"},
+        "urn:quiver:store:receiver": set(),
+        "urn:otap:processor:persistence": set(),
+    }
+    assert {urn: requirements._extras(PLUGINS[urn]) for urn in wanted} == wanted
 
 
 def test_check_exits_with_three_for_a_valid_file(text, tmp_path):

@@ -99,7 +99,7 @@ def _extras(plugin: Plugin) -> set[str]:
         more = {DeltaExporterConfig: "delta", IcebergExporterConfig: "iceberg", QuestdbExporterConfig: "qwp"}
         return {"otlp", "spark"} | {extra for kind, extra in more.items() if model is kind}
     if model is not None and issubclass(model, QwpReceiverConfig):
-        return {"qwp"}
+        return {"otlp", "qwp"}
     return {"otlp"} if model is not None and issubclass(model, OtlpReceiverConfig | ExporterConfig) else set()
 
 
