@@ -224,6 +224,7 @@ bench: $(READY) $(KERNEL) build/spark-4.2/.ready ## measure beside rivals: ratio
 	PYTHONPATH=bench $(BIN)/python bench/figures/early_delivery.py --write docs/benchmarks.md
 	PYTHONPATH=bench $(BIN)/python bench/figures/record_steps.py --write docs/benchmarks.md
 	PYTHONPATH=bench $(BIN)/python bench/figures/tables.py --write docs/benchmarks.md
+	PYTHONPATH=bench $(BIN)/python bench/figures/table_commits.py --write docs/benchmarks.md
 	PYTHONPATH=bench build/spark-4.2/bin/python bench/figures/spark_tables.py \
 		--delta io.delta:delta-spark_2.13:4.2.0 --write docs/benchmarks.md
 	PYTHONPATH=bench $(BIN)/python bench/figures/flight.py --write docs/benchmarks.md

@@ -1,7 +1,8 @@
 """
 Rows per second into Parquet, Delta and Iceberg beside pyarrow alone.
 
-The steps of an exporter run in one process, without Spark; `spark_tables.py` measures them on Spark.
+The steps of an exporter run in one process, without Spark; `spark_tables.py` measures them on Spark, and
+`table_commits.py` the latency of many commits.
 """
 
 from __future__ import annotations

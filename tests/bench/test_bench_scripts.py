@@ -130,6 +130,12 @@ def test_tables_shows_every_format(tmp_path):
     assert {"Parquet exporter", "Delta exporter", "Iceberg exporter"} < set(names)
 
 
+def test_table_commits_shows_five_parts_of_each_format(tmp_path):
+    """Their latencies grow with the table."""
+    text = run("figures/table_commits.py", tmp_path / "page.md")
+    assert column(text, 1) == ["Delta"] * 5 + ["Iceberg"] * 5
+
+
 @pytest.mark.spark
 def test_spark_tables_shows_every_format(tmp_path):
     """Beside Spark's Parquet writer; Delta's writer for Spark needs another version of Spark."""
