@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ import quiver
 import store_rig
 from quiver.cli.fleet.prometheus import FLEET_GAUGES
 from quiver.cli.main import build_app
+from quiver.errors import ObjectsUnavailableError
+from quiver.objects.directory import DirectoryObjects
 from quiver.objects.opening import open_objects
+from quiver.objects.retrying import RetryingObjects
 from quiver.settings import Settings
 from quiver.store.fleet import node
 from quiver.store.format.fleet.acks import AckedNode, encode_acks
@@ -191,6 +195,29 @@ def test_a_retired_node_continues(fleet: Fleet) -> None:
         store.maintain()
         reader.read()
     assert (reader.numbers[identity], reader.problems) == ([0, 1, 7], {})
+
+
+def test_retire_continues_after_a_failure(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of the node is removed last, so the same command finds the rest."""
+    identity = fleet.fill("old", 2)
+    reader = fleet.reader()
+    reader.read()
+    reader.acknowledge()
+    delete, calls = DirectoryObjects.delete, 0
+
+    def fails_once(objects: DirectoryObjects, keys: Iterable[str]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ObjectsUnavailableError("delete", "nodes", "the server is away")
+        delete(objects, keys)
+
+    monkeypatch.setattr(DirectoryObjects, "delete", fails_once)
+    monkeypatch.setattr(RetryingObjects, "_tried", lambda _, call: call(1))
+    assert "away" in fleet.run("retire", "old", code=1)
+    assert [one["identity"] for one in fleet.json("list")] == [identity]
+    assert fleet.json("retire", "old")["segments"] == 0
+    assert fleet.json("list") == []
 
 
 def test_retire_without_a_reader(fleet: Fleet) -> None:
