@@ -12,7 +12,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "operate.md").read_text(e
 TYPED = sorted(set(re.findall(r"^\$ quiver (.+?)(?:\s+#.*)?$", PAGE, re.MULTILINE)))
 APP = typer.main.get_command(build_app())
 HAVE_PAGES_OF_THEIR_OWN = {
-    "run", "demo", "dead-letters", "topic", "aof", "qwp", "sf", "lake", "serve", "spark", "fleet", "status",
+    "run", "init", "schema", "plugins", "demo", "dead-letters", "topic", "aof", "qwp", "sf", "lake", "serve", "spark",
+    "fleet", "status",
 }  # fmt: skip
 
 

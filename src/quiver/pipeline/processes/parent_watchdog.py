@@ -46,11 +46,12 @@ class ParentWatchdog:
         self._reload = False
         self.is_closing = False
         self._deadline_s = deadline_s
+        self._stdin_fd = -1 if stdin_fd is None else stdin_fd
         self.hear_signals()
         # The supervisor blocks SIGHUP until this handler exists; a pending signal is delivered now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         if stdin_fd is not None:
-            threading.Thread(target=self._watch, args=(stdin_fd,), name="quiver-watchdog", daemon=True).start()
+            threading.Thread(target=self._watch, name="quiver-watchdog", daemon=True).start()
 
     def hear_signals(self) -> None:
         """
@@ -97,9 +98,9 @@ class ParentWatchdog:
         requested, self._reload = self._reload, False
         return requested
 
-    def _watch(self, stdin_fd: int) -> None:
+    def _watch(self) -> None:
         # os.read, not sys.stdin: a thread blocked inside a buffered reader makes the interpreter's exit abort.
-        while os.read(stdin_fd, 1):
+        while os.read(self._stdin_fd, 1):
             pass
         self._is_orphan = True
         self._end("stop")
