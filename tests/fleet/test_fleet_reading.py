@@ -14,7 +14,7 @@ from quiver.store.format.fleet.gone import GONE_BYTES_MAX, GoneSegments, encode_
 from quiver.store.format.fleet.names import InboxObject, acks_key, gone_key, key_of, segment_key
 from quiver.store.reading.fleet.inbox import list_inbox, list_node
 from quiver.store.reading.fleet.positions import PositionsWriter, read_positions
-from quiver.store.reading.fleet.segments import open_segment, read_gone, validated
+from quiver.store.reading.fleet.segments import decoding, open_segment, read_gone, validated
 from quiver.testing.crashfs import CrashFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -157,3 +157,18 @@ def test_records_of_gone_segments_are_checked():
     tier.put(gone_key(ONE, 3, 9), b"x" * (GONE_BYTES_MAX + 1))  # replaced since it was listed
     with pytest.raises(CorruptionError, match=gone_key(ONE, 3, 9)):
         read_gone(tier, ONE, found[3])
+
+
+def test_errors_of_the_disk_are_not_damage(two):
+    """A segment must not be rejected because this machine has no descriptors left."""
+    rig = two[0]
+    one = list_node(rig.tier, rig.identity)[0]
+
+    def fail(_operation, _key):
+        raise OSError(24, "Too many open files")
+
+    rig.tier.on_call = fail
+    with pytest.raises(OSError, match="Too many"):
+        open_segment(rig.tier, rig.identity, one)
+    with pytest.raises(CorruptionError, match="path at byte 0: it cannot be decoded: IndexError"), decoding("path"):
+        raise IndexError

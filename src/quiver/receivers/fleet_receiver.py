@@ -19,6 +19,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import (
     AccessDeniedError,
     CapacityError,
+    CorruptionError,
     DataLossError,
     InvalidBundleError,
     QuiverError,
@@ -36,7 +37,7 @@ from quiver.store.encode import SlotEncoder
 from quiver.store.format.fleet.rejected import RejectedCause
 from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.reading.fleet.rejected import reject
-from quiver.store.reading.fleet.segments import open_segment, validated
+from quiver.store.reading.fleet.segments import decoding, open_segment, validated
 from quiver.store.reading.fleet.subscriber import FleetSegment, FleetSubscriber
 from quiver.store.staged_import import writer_commits
 from quiver.store.staging.batches import Slots, await_room, commit_batch, stage
@@ -179,22 +180,22 @@ class FleetReceiver:
         cause: RejectedCause
         try:
             reader = open_segment(tier, one.identity, one.found, size_bytes_max=self._options.segment_bytes_max)
-            bundles: list[Slots] = [
-                {slot: validated(batch, reader.path) for slot, batch in reader.bundle(index).items()}
-                for index in range(reader.bundle_count)
-            ]
-            if is_checked:
+            with decoding(reader.path):
+                bundles: list[Slots] = [
+                    {slot: validated(batch, reader.path) for slot, batch in reader.bundle(index).items()}
+                    for index in range(reader.bundle_count)
+                ]
                 encoder = SlotEncoder()
-                for slots in bundles:
+                for slots in bundles if is_checked else ():
                     encoder.encode(slots)
         except (AccessDeniedError, TransientError):
             raise  # of the object store, not of the segment
         except DataLossError as error:
             cause, problem = "missing", str(error)
+        except CorruptionError as error:
+            cause, problem = "damaged", str(error)
         except UsageError as error:
             cause, problem = "schema", str(error)
-        except Exception as error:  # noqa: BLE001 - any error in the bytes of another machine concerns only its node
-            cause, problem = "damaged", str(error)
         else:
             return bundles
         reject(tier, self.settings.subscriber, one.generation, one.identity, one.found, cause, problem)

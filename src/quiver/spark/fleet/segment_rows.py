@@ -27,7 +27,7 @@ from quiver.spark.task_process import skip_modules_in_collections
 from quiver.store.format.fleet.rejected import RejectedCause
 from quiver.store.reading.fleet.options import FleetOptions
 from quiver.store.reading.fleet.rejected import reject
-from quiver.store.reading.fleet.segments import open_segment, validated
+from quiver.store.reading.fleet.segments import decoding, open_segment, validated
 from quiver.store.reading.fleet.subscriber import FleetSegment
 from quiver.store.segment.reader import SegmentReader
 
@@ -126,10 +126,10 @@ class FleetRows:
             raise  # of the object store, not of the segment
         except DataLossError as error:
             cause, problem, batches = "missing", error, []
+        except CorruptionError as error:
+            cause, problem, batches = "damaged", error, []
         except UsageError as error:
             cause, problem, batches = "schema", error, []
-        except Exception as error:  # noqa: BLE001 - any error in the bytes of another machine concerns only its node
-            cause, problem, batches = "damaged", error, []
         else:
             if not refused:
                 return batches
@@ -145,7 +145,8 @@ class FleetRows:
         inner = pa.schema([column for column in self.target if column.name != NODE_FIELD.name])
         rows = _SegmentRows("rows", options.view, options.slot, inner, fail_on_data_loss=True)
         segment: Any = (reader, one.found.last)  # which its _bundles takes
-        batches = list(rows.read([segment]))
+        with decoding(reader.path):
+            batches = list(rows.read([segment]))
         if len(inner) < len(self.target):
             batches = [self._with_node(batch, one.identity) for batch in batches]
         return batches, rows.refused

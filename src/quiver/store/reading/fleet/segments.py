@@ -7,9 +7,19 @@ machine sent, so Arrow data are validated, too, before anything reads them.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pyarrow as pa
 
-from quiver.errors import AccessDeniedError, CorruptionError, DataLossError, ObjectNotFoundError, UsageError
+from quiver.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    DataLossError,
+    ObjectNotFoundError,
+    QuiverError,
+    UsageError,
+)
 from quiver.objects.port import ObjectTier
 from quiver.primitives.scan import Frame
 from quiver.store.cold.files import fetch_checked
@@ -17,7 +27,7 @@ from quiver.store.format.fleet.gone import GONE_BYTES_MAX, GoneSegments, decode_
 from quiver.store.format.fleet.names import InboxObject, key_of
 from quiver.store.segment.reader import SegmentReader
 
-__all__ = ["OBJECT_BYTES_MAX", "fetch_object", "open_segment", "read_gone", "validated"]
+__all__ = ["OBJECT_BYTES_MAX", "decoding", "fetch_object", "open_segment", "read_gone", "validated"]
 
 OBJECT_BYTES_MAX = 1 << 30
 """A larger object is not read: it is loaded into memory completely."""
@@ -40,9 +50,28 @@ def open_segment(
         AccessDeniedError: the credentials do not allow it.
     """
     key, data = fetch_object(tier, identity, found, size_bytes_max=size_bytes_max)
-    reader = SegmentReader.from_view(key, memoryview(data))
-    reader.verify()
+    with decoding(key):
+        reader = SegmentReader.from_view(key, memoryview(data))
+        reader.verify()
     return reader
+
+
+@contextlib.contextmanager
+def decoding(path: str) -> Iterator[None]:
+    """
+    Report every unexpected error of the block as damage of *path*: the block only decodes bytes of another machine.
+
+    Errors of the object store or of this machine's disk must not be reported as that, so fetch outside of the block.
+
+    Raises:
+        CorruptionError: in place of an error that is not one of Quiver's.
+    """
+    try:
+        yield
+    except QuiverError:
+        raise
+    except Exception as error:
+        raise CorruptionError(path, 0, f"it cannot be decoded: {error!r}") from error
 
 
 def fetch_object(
