@@ -103,13 +103,6 @@ def test_seal_latency_shows_every_percentile(tmp_path):
     assert column(run("figures/seal_latency.py", tmp_path / "page.md"), 2) == ["50", "90", "99", "99.9"]
 
 
-def test_tables_shows_each_format(tmp_path):
-    """Next to pyarrow, which is 1.00, and the latency of commits below the table."""
-    text = run("figures/tables.py", tmp_path / "page.md")
-    assert column(text, 1) == ["pyarrow alone", "Delta exporter", "Iceberg exporter"]
-    assert "Iceberg, 20 commits: p50" in text
-
-
 def test_startup_shows_every_case(tmp_path):
     """All three kinds of directory are opened."""
     assert len(column(run("startup.py", tmp_path / "page.md"), 1)) == 3
