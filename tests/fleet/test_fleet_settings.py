@@ -10,6 +10,7 @@ from fleet_rig import SETTINGS, FleetReader, NodeRig
 import quiver
 import store_rig
 from quiver.errors import PipelineError, SettingsError
+from quiver.pipeline.descriptions.words import in_words
 from quiver.pipeline.explain import describe
 from quiver.pipeline.processes.child import read_pipeline
 from quiver.settings import Settings
@@ -107,7 +108,8 @@ def test_a_node_in_a_pipeline_file(tmp_path):
         pipeline = read_pipeline(path, [], {"HOST": "edge-18"})
     except PipelineError as error:
         pytest.fail(str(error))
-    assert "node edge-18 of a fleet, read by lake" in str(describe(pipeline))
+    [buffer] = describe(pipeline)["buffers"]
+    assert "node edge-18 of a fleet, read by lake" in in_words(buffer)["object tier"]
 
 
 def test_cores_are_nodes_of_their_own(tmp_path):
