@@ -10,7 +10,7 @@ from quiver.topics import TopicStore
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/data", "file:///data", "gs://b", "S3A://bucket/x"])
-@pytest.mark.parametrize("opened", [quiver.open, quiver.read, AofManager.open, TopicStore.open])
+@pytest.mark.parametrize("opened", [quiver.open, AofManager.open, TopicStore.open])
 def test_a_url_is_refused_with_a_hint(url, opened, tmp_path, monkeypatch):
     """No directory is created; formerly one of that name appeared in the current directory."""
     monkeypatch.chdir(tmp_path)
