@@ -9,7 +9,15 @@ import pickle
 
 import pytest
 
-from quiver.errors import AccessDeniedError, ObjectsUnavailableError, QuiverError, SettingsError
+import quiver
+from quiver.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    ObjectsUnavailableError,
+    QuiverError,
+    SettingsError,
+    UsageError,
+)
 from quiver.objects import ObjectLocation, open_objects
 from quiver.objects import location as location_module
 from quiver.objects.directory import DirectoryObjects
@@ -263,6 +271,17 @@ def test_opening_leaves_no_objects(tmp_path):
     tier.put("a/b", b"x")
     assert open_objects(str(tmp_path / "cold"), writable=False).get("a/b", size_max=1) == b"x"
     tier.close()
+
+
+def test_a_reader_creates_no_directory(tmp_path):
+    """A location with a typing error contains no objects, and appears nowhere."""
+    tier = open_objects(str(tmp_path / "cold"), writable=False)
+    assert list(tier.list_below("a")) == []
+    with pytest.raises(ObjectNotFoundError):
+        tier.get("a/b", size_max=1)
+    with pytest.raises(UsageError, match="holds no fleet"):
+        quiver.read(f"file://{tmp_path}/fleet")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_read_only_opening_writes_nothing(tmp_path):

@@ -40,7 +40,7 @@ _FOLDERS_MAX = 1024
 
 class DirectoryObjects:
     """
-    An `ObjectTier` below the directory *root*, which is created if necessary. Several processes may share it.
+    An `ObjectTier` below the directory *root*. Several processes may share it.
 
     Conditional writes (*if_absent*) require a disk with hard links.
 
@@ -49,12 +49,22 @@ class DirectoryObjects:
         root: the directory.
         clock: tells the age of leftovers.
         file_mode: permission bits of the objects; None makes them readable by their owner only.
+        writable: create the directory if necessary, and remove old leftovers. False changes nothing: a directory that
+            does not exist contains no objects.
 
     Raises:
         OSError: the directory cannot be created or read.
     """
 
-    def __init__(self, fs: FileSystem, root: str, *, clock: Clock = SYSTEM_CLOCK, file_mode: int | None = None) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        file_mode: int | None = None,
+        writable: bool = True,
+    ) -> None:
         self._fs = fs
         self._file_mode = file_mode
         self._root = root.rstrip("/")
@@ -62,8 +72,9 @@ class DirectoryObjects:
         self._next = 0
         self._folders: set[str] = set()
         """Folders that are durable."""
-        fs.make_dirs(self._parts)
-        self._remove_leftovers(clock.now_ns())
+        if writable:
+            fs.make_dirs(self._parts)
+            self._remove_leftovers(clock.now_ns())
 
     def _remove_leftovers(self, now_ns: int) -> None:
         old = []

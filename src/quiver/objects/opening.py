@@ -57,7 +57,7 @@ def open_objects(
     location = ObjectLocation.of(location, environment=environment)
     inner: ObjectTier
     if location.backend == "fs":
-        inner = DirectoryObjects(fs, location.prefix, clock=clock, file_mode=file_mode)
+        inner = DirectoryObjects(fs, location.prefix, clock=clock, file_mode=file_mode, writable=writable)
     elif location.backend == "memory":
         inner = MemoryObjects(clock=clock)
     else:
