@@ -14,7 +14,7 @@ from quiver.pipeline.descriptions.words import in_words
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.model import memory_directory
-from quiver.pipeline.processes.run import RunOptions, _memory, _Running, lost_dead_letters
+from quiver.pipeline.processes.run import RunOptions, _Running, lost_dead_letters, memory_buffers
 
 PIPELINE = """\
 nodes:
@@ -66,7 +66,7 @@ def test_lost_dead_letters_are_counted_at_the_end(tmp_path, is_closed):
     """In sealed segments, and in the log of a process that was killed."""
     pipeline = pipeline_of().placed(tmp_path)
     assert lost_dead_letters(pipeline) == []
-    with _memory(pipeline, tmp_path):
+    with memory_buffers(pipeline, tmp_path):
         directory = pipeline.main.config.path
         quiver.open(directory).close()
         assert lost_dead_letters(pipeline) == []

@@ -66,13 +66,16 @@ def test_tokens_and_users_are_required(filled, serve, tmp_path, observer):
 
 
 def _read_put(client):
-    _, reader = client.do_put(fl.FlightDescriptor.for_path("logs"), rows(0).schema)  # this may report it, too
+    """One of the three calls reports the end of the stream, depending on when it arrives."""
+    writer, reader = client.do_put(fl.FlightDescriptor.for_path("logs"), rows(0).schema)
     reader.read()
+    writer.close()
 
 
 def _read_exchange(client):
-    _, reader = client.do_exchange(fl.FlightDescriptor.for_path("logs"))
+    writer, reader = client.do_exchange(fl.FlightDescriptor.for_path("logs"))
     reader.read_chunk()
+    writer.close()
 
 
 def test_a_message_without_credentials_is_not_read(filled, serve):

@@ -260,7 +260,7 @@ def test_register_adds_every_format():
     session = mock.Mock()
     register(session)
     registered = [call.args[0].name() for call in session.dataSource.register.call_args_list]
-    assert sorted(registered) == ["questdb", "quiver", "quiver-aof", "quiver-topic"]
+    assert sorted(registered) == ["questdb", "quiver", "quiver-aof", "quiver-fleet", "quiver-topic"]
 
 
 @pytest.mark.parametrize("option", ["subscriber", "maxBundlesPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger"])
