@@ -6,6 +6,7 @@ import json
 
 import pyarrow as pa
 import pytest
+from needed import needs
 from nodes import LAKE, Node
 from stores import logs_request
 
@@ -16,6 +17,7 @@ from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.spark.fleet.segment_rows import FleetRows
 from quiver.spark.fleet.source import FleetDataSource
+from quiver.spark.spark_features import STREAM_LIMITS
 from quiver.store.format.fleet.names import key_of, segment_key
 from quiver.store.reading.fleet.inbox import list_node
 from quiver.store.reading.fleet.options import parse_fleet_options
@@ -42,6 +44,7 @@ def run(frame, tmp_path):
     return query
 
 
+@needs(STREAM_LIMITS)
 @pytest.mark.xdist_group("s3_server")
 def test_a_query_over_a_bucket_reads_all_nodes_once_and_frees_them(spark, s3_server, tmp_path):
     """In several batches and two runs; a damaged object delays no other node."""
