@@ -1,5 +1,5 @@
 """
-What a fleet costs the driver of its query, by the number of nodes: a look at the bucket, a plan, an acknowledgement.
+The costs of a query's driver by the number of nodes in a fleet: to list the bucket, to plan, to acknowledge.
 
     PYTHONPATH=bench:tests .venv/bin/python bench/figures/fleet.py [--write docs/howto/fleet.md]
 

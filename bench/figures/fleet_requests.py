@@ -1,5 +1,5 @@
 """
-What a node of a fleet costs: requests, counted on the wire of a real S3 server, their price, and the processor.
+The costs of one node of a fleet: requests, counted on the wire of a real S3 server, their price, and processor time.
 
     PYTHONPATH=bench:tests .venv/bin/python bench/figures/fleet_requests.py [--write docs/howto/fleet.md]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 
 from quiver.errors import QuiverError, UsageError
 from quiver.settings import parse_duration_s, parse_size_bytes
 
 __all__ = [
-    "bytes_option", "count_option", "duration_option", "refuse_ending", "refuse_stream_options", "switch_option",
-    "transaction_option",
+    "bytes_option", "count_option", "duration_option", "refuse_ending", "refuse_stream_options",
+    "refuse_unknown_options", "switch_option", "transaction_option",
 ]  # fmt: skip
 
 
@@ -36,6 +37,20 @@ def refuse_stream_options(options: Mapping[str, str], names: tuple[str, ...]) ->
     for name in names:
         if name.lower() in given:
             raise UsageError(f"{name} has no effect in a batch read: leave it out, or read with spark.readStream")
+
+
+def refuse_unknown_options(given: Mapping[str, str], known: Mapping[str, str], source: str) -> None:
+    """
+    Raise when *given*, whose keys are lower-case, has a key that is not in *known*: lower-case key → name.
+
+    Raises:
+        UsageError: there is one; the error names the nearest known option.
+    """
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(known.values())}"
+            raise UsageError(f"unknown option {key} of the {source} source; {hint}")
 
 
 def switch_option(given: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -140,7 +140,7 @@ def test_lag_of_readers(fleet: Fleet) -> None:
     assert [one["identity"] for one in lake["of_nodes"]] == [unread, read]
     assert lake["lag_bytes"] == sum(one.size_bytes for one, _ in _objects(fleet, unread))
     assert 0 <= lake["oldest_s"] < 600
-    assert "nodes behind" in fleet.run("lag", "--subscriber", "lake")
+    assert "nodes with lag" in fleet.run("lag", "--subscriber", "lake")
     assert "no reader other" in fleet.run("lag", "--subscriber", "other", code=2)
 
 

@@ -144,10 +144,10 @@ def lag(
         return
     print_table(f"readers of {place}", [_reader_row(one) for one in readers])
     for one in readers:
-        behind = [node for node in one["of_nodes"] if node["lag_segments"] or node["problem"]]
-        if behind:
-            shown = f", {rows} of {len(behind)}" if len(behind) > rows else ""
-            print_table(f"{one['subscriber']}: nodes behind{shown}", [_lag_row(node) for node in behind[:rows]])
+        lagging = [node for node in one["of_nodes"] if node["lag_segments"] or node["problem"]]
+        if lagging:
+            shown = f", {rows} of {len(lagging)}" if len(lagging) > rows else ""
+            print_table(f"{one['subscriber']}: nodes with lag{shown}", [_lag_row(node) for node in lagging[:rows]])
 
 
 def _reader_row(one: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """
 `quiver run --foreground` without Spark, cores and a status page: the ingest process alone, without a supervisor.
 
-Logs are written to standard output. A process that fails ends with its exit code, and whoever started it, such as a
-container runtime, restarts it.
+Logs are written to standard output. A process that fails ends with its exit code, and the program that started it,
+such as a container runtime, restarts it.
 """
 
 from __future__ import annotations

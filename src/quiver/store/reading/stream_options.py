@@ -43,7 +43,6 @@ A batch read refuses the options of a stream, and a stream those of a batch read
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -51,7 +50,13 @@ from typing import Any, Literal, cast
 from quiver.bundle import OTAP, QWP_SLOT
 from quiver.errors import UsageError
 from quiver.instant import parse_timestamp
-from quiver.option_values import bytes_option, count_option, duration_option, switch_option
+from quiver.option_values import (
+    bytes_option,
+    count_option,
+    duration_option,
+    refuse_unknown_options,
+    switch_option,
+)
 from quiver.store.reading.checkpoint import is_local
 from quiver.store.reading.offsets import StartingOffsets, parse_starting
 from quiver.store.reading.partitions import PARTITION_BYTES_MIN, Limits
@@ -123,11 +128,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     given = {key.lower(): str(value) for key, value in options.items()}
     if "paths" in given:
         raise UsageError("one load reads one store: set a single path, and union the frames")
-    for key in given:
-        if key not in _KNOWN:
-            near = difflib.get_close_matches(key, _KNOWN, n=1)
-            hint = f"did you mean {_KNOWN[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise UsageError(f"unknown option {key} of the quiver source; {hint}")
+    refuse_unknown_options(given, _KNOWN, "quiver")
     path = given.get("path", "").removeprefix("file://")
     if not path:
         raise UsageError('the quiver source needs the directory of a store: .option("path", "buffer/")')

@@ -28,7 +28,6 @@ option                      default    meaning
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -36,7 +35,13 @@ from typing import Literal
 from quiver.bundle import OTAP
 from quiver.errors import UsageError
 from quiver.objects.location import ObjectLocation
-from quiver.option_values import bytes_option, count_option, duration_option, switch_option
+from quiver.option_values import (
+    bytes_option,
+    count_option,
+    duration_option,
+    refuse_unknown_options,
+    switch_option,
+)
 from quiver.store.format.fleet.names import is_identity
 from quiver.store.format.names import check_subscriber_id
 from quiver.store.reading.partitions import PARTITION_BYTES_MIN
@@ -95,11 +100,7 @@ def parse_fleet_options(options: Mapping[str, str], *, environment: Mapping[str,
     given = {key.lower(): str(value) for key, value in options.items()}
     if "paths" in given:
         raise UsageError("one load reads one fleet: set a single path, and union the frames")
-    for key in given:
-        if key not in _KNOWN:
-            near = difflib.get_close_matches(key, _KNOWN, n=1)
-            hint = f"did you mean {_KNOWN[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise UsageError(f"unknown option {key} of the quiver-fleet source; {hint}")
+    refuse_unknown_options(given, _KNOWN, "quiver-fleet")
     if not given.get("path"):
         raise UsageError('quiver-fleet needs the bucket of the fleet: .option("path", "s3://bucket/fleet-a")')
     view = next((known for known in VIEWS if known == given.get("view", "").lower()), None)
