@@ -28,7 +28,7 @@ SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 TWIN_INPUTS ?= 500
 
-.PHONY: help setup kernel demo demo-fleet docs release test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-fleet-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-deploy test-etcd test-flight test-browser test-versity lint format bench bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
+.PHONY: help setup kernel demo demo-fleet docs release test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-fleet-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-deploy test-etcd test-flight test-browser test-versity lint format bench bench-pure bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -232,6 +232,13 @@ bench: $(READY) $(KERNEL) build/spark-4.2/.ready ## measure beside rivals: ratio
 	$(BIN)/python bench/topics.py --write docs/benchmarks.md
 	$(BIN)/python bench/aof.py --write docs/benchmarks.md
 	$(BIN)/python bench/qwp.py --write docs/benchmarks.md
+
+BENCH_PURE := ingest goals startup receive pipeline overhead forward topics aof qwp
+
+bench-pure: $(READY) ## measure again without the compiled kernel: the last column of the summary (make bench first)
+	for script in $(BENCH_PURE); do \
+		QUIVER_PURE=1 $(BIN)/python bench/$$script.py --write docs/benchmarks.md || exit 1; \
+	done
 
 bench-quick: $(READY) ## the most important comparisons, with less work
 	$(BIN)/python bench/quick.py

@@ -25,7 +25,7 @@ from report import BenchParser, Report, Result, machine, noise, ratios, run_roun
 HERE = Path(__file__).parent
 RUST_ENGINE = HERE / "rivals" / "rust_engine" / "target" / "release" / "rust-engine"
 STORE, RIVAL, RUNS = "Quiver", "Rust engine", "Quiver, runs of 256"
-PURE = "Quiver, pure"
+PURE, PURE_RUNS = "Quiver, pure", "Quiver, pure, runs of 256"
 
 ROWS = (10, 100, 1_000, 8_192)
 MODES = {"wal": "log, 25 ms", "synced": "log, synced each", "segment_only": "segment only"}
@@ -119,7 +119,7 @@ def scenarios(
             # The Rust engine has no runs. A turn of its own: the first reader pays for the checksums.
             runs[RUNS] = ingesting(known[STORE], mode, rows, bundles, "runs")
             if PURE in known:
-                runs[f"{PURE}, runs of 256"] = ingesting(known[PURE], mode, rows, bundles, "runs")
+                runs[PURE_RUNS] = ingesting(known[PURE], mode, rows, bundles, "runs")
             yield runs, [Shown("ingest", words, rows), Shown("deliver", f"deliver and ack, {words}", rows)]
     if REPLAY not in parts:
         return
@@ -148,9 +148,10 @@ def main() -> None:
             for shown in figures:
                 results = found[shown.key]
                 report.add(lines_of(shown, results, found[f"{shown.key} µs"]))
-                ours = results[RUNS if shown.key == "deliver" else STORE]
+                ours, pure = (RUNS, PURE_RUNS) if shown.key == "deliver" else (STORE, PURE)
                 if RIVAL in results:
-                    report.compare(f"{shown.what}, {shown.rows:,} rows", ours, results[RIVAL], shown.unit)
+                    what = f"{shown.what}, {shown.rows:,} rows"
+                    report.compare(what, results[ours], results[RIVAL], shown.unit, pure=results.get(pure))
     report.finish(options.write)
 
 

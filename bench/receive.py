@@ -33,6 +33,7 @@ import grpc
 import quiver
 from quiver.otap import BatchStatus, StatusCode, StreamEncoder, decode_status, iter_bundles
 from quiver.otap.tables.payload_schema import SIGNALS
+from quiver.primitives.freed_memory import keeping_freed_memory
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds_of_several
@@ -84,7 +85,10 @@ def cpu_s(pid: int) -> float:
 @contextlib.contextmanager
 def ours(handling: str, directory: Path, transport: str = "asyncio") -> Iterator[tuple[int, int]]:
     command = [sys.executable, __file__, "--serve", handling, transport, str(directory / "store")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environment = keeping_freed_memory(os.environ)  # as `quiver run` starts it
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         try:
             yield process.pid, int(process.stdout.readline())
         finally:
@@ -242,6 +246,8 @@ def main() -> None:
     )  # fmt: skip
     report.add(table(found))
     for figure, results in found.items():
+        for name in ("convert_to_arrow", "OTAP"):
+            report.compare(f"{name}, {figure}", results[name], results[FLOOR], "")
         for name in (FLOOR, "OTAP", "gzip", "ten records"):
             report.compare(f"gRPC server, {name}, {figure}", results[name], results[f"{name}, grpcio"], "")
         if "Collector, fsync" in results:

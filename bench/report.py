@@ -141,7 +141,7 @@ class Report:
     def __init__(self, name: str, introduction: str, *columns: str) -> None:
         self.name = name
         self.lines = [introduction, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-        self.comparisons: list[str] = []
+        self.comparisons: list[Comparison] = []
 
     def add(self, lines: Iterable[str]) -> None:
         """Add rows, or text below the table, and print them."""
@@ -150,31 +150,70 @@ class Report:
         self.lines += added
 
     def compare(
-        self, what: str, ours: Result, rival: Result, unit: str, *, lower_is_better: bool = False, style: str = ",.0f"
+        self,
+        what: str,
+        ours: Result,
+        rival: Result,
+        unit: str,
+        *,
+        pure: Result | None = None,
+        lower_is_better: bool = False,
+        style: str = ",.0f",
     ) -> None:
-        """Add a row to the summary: the median of *ours* beside that of *rival*, and the ratio by rounds."""
+        """
+        Add a row to the summary: the median of *ours* beside that of *rival*, and the ratio by rounds.
+
+        *pure* are our rates without the compiled kernel, in the same rounds.
+        """
         if not ours.rates or not rival.rates:
             return
-        median, low, high = ratios(rival, ours) if lower_is_better else ratios(ours, rival)
-        self.comparisons.append(
-            f"{what} | {ours.median:{style}} {unit} | {rival.name}: {rival.median:{style}} | {median:.2f} | "
-            f"{low:.2f} to {high:.2f}"
-        )
+
+        def shown(which: Result) -> str:
+            median, low, high = ratios(rival, which) if lower_is_better else ratios(which, rival)
+            return f"{median:.2f} | {low:.2f} to {high:.2f}"
+
+        figures = f"{ours.median:{style}} {unit} | {rival.name}: {rival.median:{style}} | {shown(ours)}"
+        without = shown(pure).split(" | ")[0] if pure is not None and pure.rates else ""
+        self.comparisons.append(Comparison(what, figures, without))
 
     def finish(self, page: Path | None) -> None:
-        """Print the rows of the summary; with a *page*, write them and the section of this script."""
+        """
+        Print the rows of the summary; with a *page*, write them and the section of this script.
+
+        With `QUIVER_PURE` set, and a page that has the rows of a run with the compiled kernel, only the ratios are
+        written, into the last column of these rows.
+        """
         if self.comparisons:
-            print("\n".join(["", *(f"| {row} |" for row in self.comparisons)]))
-        if page is not None:
-            write_section(page, self.name, "\n".join(self.lines))
-            write_summary(page, self.name, self.comparisons)
+            print("\n".join(["", *(str(row) for row in self.comparisons)]))
+        if page is None:
+            return
+        if os.environ.get("QUIVER_PURE") and write_pure_ratios(page, self.name, self.comparisons):
+            return
+        write_section(page, self.name, "\n".join(self.lines))
+        write_summary(page, self.name, self.comparisons)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of the summary: what is compared, the figures, and the ratio without the compiled kernel."""
+
+    what: str
+    figures: str
+    without_kernel: str = ""
+
+    def __str__(self) -> str:
+        return f"| {self.what} | {self.figures} | {self.without_kernel} |"
+
+    @property
+    def ratio(self) -> str:
+        return self.figures.split(" | ")[2]
 
 
 SUMMARY = "<!-- summary -->", "<!-- end summary -->"
-SUMMARY_COLUMNS = "part", "what", "Quiver", "beside", "ratio", "lowest to highest"
+SUMMARY_COLUMNS = "part", "what", "Quiver", "beside", "ratio", "lowest to highest", "ratio, pure Python"
 
 
-def write_summary(page: Path, name: str, comparisons: Sequence[str]) -> None:
+def write_summary(page: Path, name: str, comparisons: Sequence[Comparison]) -> None:
     """Replace the rows of section *name* in the summary of *page*, if it has one. Rows are in the order of sections."""
     text = page.read_text()
     if SUMMARY[0] not in text:
@@ -183,11 +222,27 @@ def write_summary(page: Path, name: str, comparisons: Sequence[str]) -> None:
     old, tail = rest.split(SUMMARY[1], 1)
     part = part_of(text, name)
     rows = [line for line in old.splitlines() if line.startswith("| [") and not line.startswith(f"| {part} ")]
-    rows += [f"| {part} | {row} |" for row in comparisons]
+    rows += [f"| {part} {row}" for row in comparisons]
     parts = [part_of(text, found) for found in re.findall(r"<!-- end (\w+) -->", tail)]
     rows.sort(key=lambda row: parts.index(row[2:].split(" | ")[0]))
     table = "\n".join([f"| {' | '.join(SUMMARY_COLUMNS)} |", "|---" * len(SUMMARY_COLUMNS) + "|", *rows])
     page.write_text(f"{head}{SUMMARY[0]}\n{table}\n{SUMMARY[1]}{tail}")
+
+
+def write_pure_ratios(page: Path, name: str, comparisons: Iterable[Comparison]) -> bool:
+    """Write the ratios into the last column of their rows in the summary of *page*. Return whether it has such rows."""
+    text = page.read_text()
+    part = part_of(text, name)
+    ratio_of = {f"| {part} | {row.what} ": row.ratio for row in comparisons}
+    lines = text.splitlines()
+    found = 0
+    for at, line in enumerate(lines):
+        ratio = ratio_of.get("|".join(line.split("|")[:3]))
+        if ratio is not None:
+            lines[at] = "|".join([*line.split("|")[:7], f" {ratio} |"])
+            found += 1
+    page.write_text("\n".join(lines) + "\n")
+    return bool(found)
 
 
 def part_of(text: str, name: str) -> str:

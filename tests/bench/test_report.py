@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ PAGE = f"""# Page
 """
 
 
-def report(name: str, ours: list[float], rival: list[float], **options: bool) -> Report:
+def report(name: str, ours: list[float], rival: list[float], **options: Any) -> Report:
     made = Report(name, "Measured.", "what", "figure")
     made.add(["| a | 1 |"])
     made.compare("batches of 100", Result("Quiver", ours), Result("LMDB", rival), "rows/s", **options)
@@ -40,7 +41,8 @@ def rows(page: Path) -> list[str]:
 
 
 @pytest.fixture
-def page(tmp_path):
+def page(tmp_path, monkeypatch):
+    monkeypatch.delenv("QUIVER_PURE", raising=False)
     path = tmp_path / "page.md"
     path.write_text(PAGE)
     return path
@@ -49,7 +51,7 @@ def page(tmp_path):
 def test_a_comparison_is_a_row_of_the_summary(page):
     report("read", [2000.0, 3000.0, 4000.0], [1000.0, 2000.0, 1000.0]).finish(page)
     assert rows(page) == [
-        "| [To read](#to-read) | batches of 100 | 3,000 rows/s | LMDB: 1,000 | 2.00 | 1.50 to 4.00 |",
+        "| [To read](#to-read) | batches of 100 | 3,000 rows/s | LMDB: 1,000 | 2.00 | 1.50 to 4.00 |  |",
     ]
     assert "<!-- read -->\nMeasured.\n\n| what | figure |\n|---|---|\n| a | 1 |\n<!-- end read -->" in page.read_text()
 
@@ -69,13 +71,35 @@ def test_rows_are_in_the_order_of_the_page_and_replaced_by_the_next_run(page):
     ]
 
 
+def test_rates_without_the_kernel_in_the_same_rounds_add_a_ratio(page):
+    report("read", [4.0], [2.0], pure=Result("Quiver, pure", [1.0])).finish(page)
+    assert rows(page)[0].endswith("| 2.00 | 2.00 to 2.00 | 0.50 |")
+
+
+def test_a_run_without_the_kernel_adds_its_ratio_to_the_rows_and_changes_nothing_else(page, monkeypatch):
+    report("write", [1.0], [1.0]).finish(page)
+    report("read", [4.0], [2.0]).finish(page)
+    before = page.read_text()
+    monkeypatch.setenv("QUIVER_PURE", "1")
+    report("read", [3.0], [2.0]).finish(page)
+    assert page.read_text() == before.replace("| 2.00 to 2.00 |  |", "| 2.00 to 2.00 | 1.50 |")
+    assert "1.50" in page.read_text()
+
+
+def test_a_run_without_the_kernel_alone_is_written_as_it_is(page, monkeypatch):
+    monkeypatch.setenv("QUIVER_PURE", "1")
+    report("read", [3.0], [2.0]).finish(page)
+    assert rows(page)[0].endswith("| 1.50 | 1.50 to 1.50 |  |")
+
+
 def test_a_rival_that_was_not_measured_has_no_row(page):
     report("read", [1.0], []).finish(page)
     assert rows(page) == []
 
 
-def test_a_page_without_a_summary_gets_the_section_only(tmp_path):
+def test_a_page_without_a_summary_gets_the_section_only(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
+    monkeypatch.delenv("QUIVER_PURE", raising=False)
     page.write_text("## To read\n<!-- read -->\n<!-- end read -->\n")
     report("read", [1.0], [1.0]).finish(page)
     assert "| [" not in page.read_text()
