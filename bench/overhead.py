@@ -35,6 +35,7 @@ from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.settings import ExporterSettings
 from quiver.pipeline.config.limits import MemoryConfig
+from quiver.primitives.freed_memory import keeping_freed_memory
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 from report import BenchParser, Quick, Report, Result, machine, noise, ratios, run_rounds_of_several
@@ -123,7 +124,10 @@ def cpu_s(pid: int) -> float:
 @contextlib.contextmanager
 def middle(kind: str, directory: Path, far_port: int) -> Iterator[tuple[int, int]]:
     command = [sys.executable, __file__, "--serve", kind, str(directory / "store"), str(far_port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environment = keeping_freed_memory(os.environ)  # as `quiver run` starts it
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         try:
             yield process.pid, int(process.stdout.readline())
         finally:
