@@ -12,7 +12,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -81,10 +80,9 @@ def counted(
         return Counter(proxy.requests)
 
 
-def idle_processor(root: Path, server: S3Server, interval_s: float, seconds: float) -> float:
+def idle_processor(root: Path, server: S3Server, seconds: float) -> float:
     """Return the share of a core that a node without data needs, with its threads."""
-    settings = replace(settings_of(server.url(), server, server.endpoint, 60.0), maintain_interval_s=interval_s)
-    with quiver.open(root, settings):
+    with quiver.open(root, settings_of(server.url(), server, server.endpoint, 60.0)):
         time.sleep(min(5.0, seconds))
         began, began_cpu = time.perf_counter(), time.process_time()
         time.sleep(seconds)
@@ -122,14 +120,10 @@ def main() -> None:
                     prices = f"${price:.3f} | ${price * 10_000:,.0f}"
                     report.add([f"| {name} | {puts:,.0f} | {gets:,.0f} | {deletes:,.0f} | {prices} |"])
             # Without the proxy, whose threads are in this process.
-            usual, slower = (
-                idle_processor(Path(scratch) / f"idle{interval_s:g}", server, interval_s, IDLE_S / options.share)
-                for interval_s in (0.1, 1.0)
-            )
+            idle_share = idle_processor(Path(scratch) / "idle", server, IDLE_S / options.share)
         finally:
             stop(process)
-    idle = f"A node without data uses {usual:.2%} of a core, and {slower:.2%} with `maintain_interval: 1s`."
-    report.add(["", idle])
+    report.add(["", f"A node without data uses {idle_share:.3%} of a core."])
     report.finish(options.write)
 
 

@@ -156,7 +156,8 @@ class Settings:
         fleet_ack_poll_s: about how often acknowledgements are looked for, while something waits for them
             (`cold.fleet.ack_poll`).
         fleet_labels: texts that describe the node, as pairs (`cold.fleet.labels`, a mapping).
-        maintain_interval_s: the interval between maintenance passes of the background thread.
+        maintain_interval_s: the interval between maintenance passes of the background thread. While nothing happens in
+            this process, a pass runs once a second, to find what other processes did.
 
     Raises:
         SettingsError: a value is out of range, or two settings contradict each other.

@@ -25,7 +25,7 @@ from quiver.store.reading.read import read
 from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.testing.faultobjects import FaultObjects
+from quiver.testing.faultobjects import OBJECT_OPERATIONS, FaultObjects
 
 BUCKET = "/fleet"
 LAKE = "lake"
@@ -81,6 +81,11 @@ class NodeRig:
         self.clock.advance(700)
         store.maintain()
         store.maintain()
+
+    def go_away(self) -> None:
+        """Let the object store answer no more, until `tier.heal()`."""
+        for operation in OBJECT_OPERATIONS:
+            self.tier.fail_on(operation, self.tier.calls[operation] + 1, times=1_000_000)
 
     @property
     def identity(self) -> str:

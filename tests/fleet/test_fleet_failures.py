@@ -17,7 +17,6 @@ from quiver.store.format.fleet.chain import Fork, Hole
 from quiver.store.format.fleet.names import acks_key, key_of, node_key
 from quiver.store.format.fleet.node_record import encode_node_record
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.testing.faultobjects import OBJECT_OPERATIONS
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -30,12 +29,6 @@ def write_acks(rig, position, segment=None, *, epoch=1, name=LAKE):
 
 def counted(rig, name):
     return rig.observer.total(name)
-
-
-def go_away(rig):
-    """The object store does not answer any more."""
-    for operation in OBJECT_OPERATIONS:
-        rig.tier.fail_on(operation, rig.tier.calls[operation] + 1, times=1_000_000)
 
 
 # ── the node ─────────────────────────────────────────────────────────────────────────────────────────
@@ -90,7 +83,7 @@ def test_policy_drops_what_was_not_read(is_uploaded):
     reader = FleetReader(rig.tier)
     with rig.open() as store:
         if not is_uploaded:
-            go_away(rig)
+            rig.go_away()
         rig.fill(store, 2)
         store.maintain()
         rig.clock.advance(6000)
@@ -114,7 +107,7 @@ def test_policy_drops_what_was_not_read(is_uploaded):
 def test_drops_are_remembered_until_the_bucket_has_them():
     """The object store is away for longer than the node runs: the reason is in the drop ledger."""
     rig = NodeRig(max_age_s=1000.0)
-    go_away(rig)
+    rig.go_away()
     for _ in range(2):
         with rig.open() as store:
             rig.fill(store, 2)
@@ -450,7 +443,7 @@ def test_the_object_store_is_away():
     """The node buffers up to its cap, and then its policy decides. Nothing is lost when the store is back."""
     rig = NodeRig(size_cap_bytes=60_000, segment_bytes_max=2_000)
     with rig.open() as store:
-        go_away(rig)
+        rig.go_away()
         with pytest.raises(CapacityError):
             for _ in range(2_000):
                 store.ingest(store_rig.numbered(rig.taken))

@@ -10,6 +10,7 @@ from fleet_rig import LAKE, FleetReader, NodeRig
 import store_rig
 from quiver.objects.port import ObjectInfo, Parts
 from quiver.store.cold import tier
+from quiver.store.maintenance import REST_S_MAX
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -56,6 +57,50 @@ def test_local_subscribers_do_not_wait_for_the_seal():
         store.maintain()
         (objects,) = FleetReader(rig.tier).listed().values()
         assert len(objects) == 1, "one segment with all bundles"
+
+
+def test_a_node_rests_until_something_is_due():
+    """A look at the acknowledgements, while segments wait for them, and its record. It does not rest before uploads."""
+    rig = NodeRig(fleet_ack_poll_s=0.5)
+    reader = FleetReader(rig.tier)
+    with rig.open() as store:
+        rest_s = store._maintenance_pass.rest_s
+        rig.fill(store, 1)
+        assert rest_s() is None
+        rig.turn(store)
+        store.maintain()
+        assert 0.4 < rest_s() <= 0.5
+        reader.read()
+        reader.acknowledge()
+        rig.clock.advance(0.5)
+        store.maintain()
+        assert rest_s() is None, "its segment is to be deleted"
+        store.maintain()
+        store.maintain()
+        assert store.stats()["segments"] == 0
+        assert rest_s() == REST_S_MAX
+        rig.clock.advance(599.5)
+        assert rest_s() < REST_S_MAX
+
+
+def test_a_node_without_a_connection_rests_between_its_attempts():
+    """For weeks, perhaps; its segments wait."""
+    rig = NodeRig()
+    with rig.open() as store:
+        rig.turn(store)
+        rig.go_away()
+        rig.fill(store, 1)
+        store.maintain()
+        rests = []
+        for _ in range(200):
+            rests.append(store._maintenance_pass.rest_s() or 0.0)
+            rig.clock.advance(max(0.1, rests[-1]))
+            store.maintain()
+        assert max(rests) == REST_S_MAX
+        assert rests.count(0.0) < 20, "only when it tries"
+        rig.tier.heal()
+        rig.turn(store)
+        assert len(FleetReader(rig.tier).listed()[rig.identity]) == 1
 
 
 @pytest.mark.parametrize("cause", ["size", "close"])

@@ -22,8 +22,9 @@ __all__ = ["Background"]
 
 class Background:
     """
-    Runs *flush* an interval after `mark_dirty`, *fill* after `ask_zeros`, and *maintain* each tick or when woken.
+    Runs *flush* an interval after `mark_dirty`, *fill* after `ask_zeros`, and *maintain* each interval or when woken.
 
+    After *maintain*, *rest_s* may return a longer time: nothing is to be done meanwhile unless `end_rest` is called.
     Without a log *flush* is None, and `mark_dirty` and `ask_zeros` are not called. *on_death* is called when a thread
     died: callers depend on its work, so the store must refuse theirs.
     """
@@ -35,6 +36,7 @@ class Background:
         flush: Callable[[], None] | None,
         fill: Callable[[], None],
         maintain: Callable[[], object],
+        rest_s: Callable[[], float | None] = lambda: None,
         flush_interval_s: float,
         maintain_interval_s: float,
         on_death: Callable[[WorkerDiedError], object],
@@ -44,6 +46,9 @@ class Background:
         self._flush: Callable[[], None] = flush or (lambda: None)
         self._fill = fill
         self._maintain = maintain
+        self._rest_s = rest_s
+        self._maintain_interval_s = maintain_interval_s
+        self._is_resting = False
         self._flush_interval_s = flush_interval_s
         self._clock = clock
         self._observer = observer
@@ -85,6 +90,12 @@ class Background:
         """Request a maintenance pass now."""
         self._maintainer.wake()
 
+    def end_rest(self) -> None:
+        """Request a maintenance pass within the interval. Call it after each change that the pass must find."""
+        if self._is_resting:
+            self._is_resting = False
+            self._maintainer.wake(self._maintain_interval_s)
+
     def stop(self) -> None:
         """Stop both threads and wait for them. Idempotent."""
         for worker in self._workers:
@@ -103,8 +114,16 @@ class Background:
             self.dirty = False
         return None if self._run(self._flush, "quiver.wal.flush") else FINISHED
 
-    def _maintain_turn(self) -> Finished | None:
-        return None if self._run(self._maintain, "quiver.engine.tick") else FINISHED
+    def _maintain_turn(self) -> float | Finished | None:
+        # Before the pass looks: a change that it does not find comes later, and ends the rest.
+        self._is_resting = True
+        if not self._run(self._maintain, "quiver.engine.tick"):
+            return FINISHED
+        rest_s = self._rest_s()
+        if rest_s is not None and rest_s > self._maintain_interval_s:
+            return rest_s
+        self._is_resting = False
+        return None
 
     def _run(self, work: Callable[[], object], event: str) -> bool:
         try:

@@ -81,6 +81,15 @@ class EarlyDelivery:
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def is_published(self) -> bool:
+        """Whether `publish` has nothing to do, until a subscriber is registered or a segment is closed."""
+        sealing = self._context.sealing
+        if not self._is_enabled or sealing.next_seq <= sealing.delivered_through:
+            return True
+        # Memory of segments that are not delivered is reused, and no file lists them.
+        return self._is_logged and not self._context.subscribers.unsealed.is_wanted()
+
     def publish(self) -> None:
         """
         Deliver the bundles of the open segment from now on, if they are not delivered yet and this process has
@@ -90,10 +99,8 @@ class EarlyDelivery:
             OSError: the disk refused; the next call tries again, and until then bundles are delivered when sealed.
         """
         context, sealing = self._context, self._context.sealing
-        if not self._is_enabled or sealing.next_seq <= sealing.delivered_through:
+        if self.is_published:
             return
-        if self._is_logged and not context.subscribers.unsealed.is_wanted():
-            return  # memory of segments that are not delivered is reused, and no file lists them
         with context.subscribers.table.files_lock:
             with context.lock:
                 unsealed = sealing.unsealed

@@ -21,6 +21,9 @@ object tier             without the maintenance lock: callers do not wait for th
 
 Every step can fail on a full disk, or for lack of file descriptors. That is reported, the next steps still run, because
 they may free space, and the next pass tries again.
+
+A store in which nothing happens rests: the background thread runs the next pass after a second, or when something
+happens in this process. See `MaintenancePass.rest_s` and `Background.end_rest`.
 """
 
 from __future__ import annotations
@@ -32,13 +35,17 @@ from quiver.primitives.disk.disk_full import passes
 from quiver.store.cold.tier import ColdTier
 from quiver.store.context import StoreContext
 from quiver.store.early_delivery import EarlyDelivery
+from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.limits.admission import Admission
 from quiver.store.receipts import MaintenanceReport
 from quiver.store.removal.cleanup import Cleanup
 from quiver.store.sealing.schedule import LAG_SEGMENTS
 from quiver.store.sealing.sealer import Sealer
 
-__all__ = ["MaintenancePass"]
+__all__ = ["REST_S_MAX", "MaintenancePass"]
+
+REST_S_MAX = 1.0
+"""A store in which nothing happens runs a pass at this interval, to find what other processes did."""
 
 
 class MaintenancePass:
@@ -76,12 +83,40 @@ class MaintenancePass:
         self._early = early
         self._require_open = require_open
         self._sync_log = sync_log
+        self._failures = 0
+        self._is_quiet = False
+        """Whether the last pass found nothing to do, and no step of it failed."""
+
+    def rest_s(self) -> float | None:
+        """
+        Return for how many seconds no pass is needed unless something happens in this process; None for no rest.
+
+        Other processes can add names to the directory, or move it; that is noticed after the rest. Where they can do
+        more, there is none: with staged batches, or with segments that a subscriber of theirs may finish.
+        """
+        context, sealing = self._context, self._context.sealing
+        with context.lock:
+            if sealing.pending is not None or not sealing.open.is_empty:
+                return None
+        if not (self._is_quiet and self._early.is_published and self._cleanup.is_settled()):
+            return None
+        if not context.subscribers.are_settled() or self._has_sinks():
+            return None
+        return min(REST_S_MAX, self._cold_tier.idle_s())
+
+    def _has_sinks(self) -> bool:
+        try:
+            return self._context.fs.exists(f"{self._context.path}/{INCOMING_DIR}")
+        except OSError:
+            return True  # unknown
 
     def run(self) -> MaintenanceReport:
         """Run one pass; see `Store.maintain`."""
         context, cleanup, sealing = self._context, self._cleanup, self._context.sealing
         with context.maintenance:
             self._require_open()
+            self._is_quiet = False
+            failures = self._failures
             context.place.require()
             if self._sync_log is not None:
                 self._sync_log()
@@ -108,7 +143,9 @@ class MaintenancePass:
             self._admission.serve_sinks()
         if self._cold_tier.is_used:
             self._cold_tier.run_pending()
-        return MaintenanceReport(sealed, progress_written, deleted, wal_files_deleted)
+        report = MaintenanceReport(sealed, progress_written, deleted, wal_files_deleted)
+        self._is_quiet = not any(report) and self._failures == failures
+        return report
 
     def _is_open_segment_due(self) -> bool:
         context = self._context
@@ -136,6 +173,7 @@ class MaintenancePass:
         try:
             return step() or 0
         except OSError as error:
+            self._failures += 1
             if not passes(error):
                 raise
             self._context.observer.event("quiver.engine.tick", level=logging.WARNING, problem=str(error))

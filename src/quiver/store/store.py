@@ -138,6 +138,7 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
                 flush=self._flush_log if self._logging else None,
                 fill=self._fill_ahead,
                 maintain=self.maintain,
+                rest_s=self._maintenance_pass.rest_s,
                 on_death=self.internals.poison,
                 flush_interval_s=settings.wal_flush_interval_s,
                 maintain_interval_s=settings.maintain_interval_s,
@@ -145,6 +146,7 @@ class Store(StoreEntries, SubscriberCalls, StoreProperties):
                 observer=observer,
             )
             self._admission.wake = self._background.wake
+            self._sealing.on_begin = self._subscribers.table.on_change = self._background.end_rest
             self._cold_tier.start()
             self._background.start()
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from random import Random
@@ -269,8 +270,17 @@ class ColdTier:
         """Run a pass if there is work: in this thread, or in the separate one if it was started."""
         if not self._worker.is_started:
             self.run()
-        elif self._leaving() or self.waiting() or (self._node is not None and self._node.is_due()):
+        elif self.idle_s() <= 0:
             self._worker.wake()
+
+    def idle_s(self) -> float:
+        """Return for how many seconds there is no work, or none that may be tried, unless something changes."""
+        if not self.is_used:
+            return math.inf
+        node_due_s = math.inf if self._node is None else self._node.due_in_s()
+        due_s = 0.0 if self._leaving() or self.waiting() else node_due_s
+        not_before_s = self._not_before_s
+        return due_s if not_before_s is None else max(due_s, not_before_s - self._context.clock.monotonic())
 
     def leave(self) -> None:
         """Write the last record of a node, if the object store answered in the last pass and none is running."""

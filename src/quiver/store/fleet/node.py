@@ -14,6 +14,7 @@ A crash between a record and what follows it: the record is written again, with 
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
@@ -54,7 +55,7 @@ def _version() -> str:
 
 class FleetNode:
     """
-    One node of a fleet. Called by one thread at a time, except `is_due` and `may_forget`.
+    One node of a fleet. Called by one thread at a time, except `due_in_s` and `may_forget`.
 
     Args:
         context: the store.
@@ -99,12 +100,12 @@ class FleetNode:
 
     # ── for the tier ─────────────────────────────────────────────────────────────────────────────────
 
-    def is_due(self) -> bool:
-        """Return whether `run` has work, although there may be nothing to upload."""
+    def due_in_s(self) -> float:
+        """Return in how many seconds `run` has work, although there may be nothing to upload."""
         if self._conflict is not None:
-            return False
-        now_s = self._context.clock.monotonic()
-        return now_s >= self._record_due_s or (now_s >= self._poll_due_s and len(self._context.cold) > 0)
+            return math.inf
+        due_s = min(self._record_due_s, self._poll_due_s) if len(self._context.cold) else self._record_due_s
+        return due_s - self._context.clock.monotonic()
 
     def stats(self) -> dict[str, object]:
         """Return the current figures."""

@@ -111,6 +111,14 @@ class Cleanup:
             born_s = clock.monotonic() - max(0, clock.now_ns() - newest_ns) / 1e9
         self.retention.born(info.seq, born_s)
 
+    def is_settled(self) -> bool:
+        """Return whether no segment becomes due by its age, no drop has to be continued, and no space is lacking."""
+        context, settings = self._context, self._context.settings
+        if self._apply_again or len(self._ledger) or self.reserve.is_lacking:
+            return False
+        limits = (settings.max_age_s, settings.cold_max_age_s, settings.cold_local_age_s, settings.cold_local_bytes)
+        return not len(context.catalog) or all(limit is None for limit in limits)
+
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────
 
     def write_progress(self) -> int:

@@ -97,6 +97,8 @@ class Sealing:
         """Segments up to this number are delivered before their files are written."""
         self.load_from_log: Callable[[LogBackedMessage], Any] = lambda message: message.load()
         """Reads a message that is only in the log, at any time."""
+        self.on_begin: Callable[[], None] = lambda: None
+        """Called when a segment gets its first bundle."""
         self._begin_segment()
         self.full = False
         """The open segment takes no more bundles; it waits for the pending one."""
@@ -193,6 +195,7 @@ class Sealing:
         if self._settings.fleet_name is not None:
             # Nodes that were started at the same time must not upload at the same time.
             self._age_s_max = self._settings.seal_age_s * self._random.uniform(_SEAL_SHARE_MIN, 1.0)
+        self.on_begin()
 
     def is_old(self) -> bool:
         """Return whether the open segment has reached its maximum age."""

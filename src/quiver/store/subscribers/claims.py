@@ -311,7 +311,7 @@ class Claims:
         segment = self._segments.find(place[0])
         is_new = segment is not None and record.state.resolve(place, segment.bundle_count)
         if is_new:
-            record.is_dirty = True
+            record.mark_dirty()
             if self._table.audit is not None:
                 self._table.audit.resolved(record.id, *place, outcome, reason)
         queue.claimed.discard(place)
@@ -343,7 +343,7 @@ class Claims:
             if segment is not None and bits:
                 new = record.state.resolve_run(run.segment, run.first, bits, segment.bundle_count)
             if new:
-                record.is_dirty = True
+                record.mark_dirty()
                 if self._table.audit is not None:
                     self._table.audit.resolved_many(record.id, run.segment, new << run.first, outcome, reason)
             run.queue.end_run(run, bits)

@@ -61,6 +61,8 @@ class SubscriberTable:
     """By subscriber: how many bundles it has lost since the store was opened."""
     records: dict[str, SubscriberRecord] = field(default_factory=dict)
     """By subscriber id. Under `condition`."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when there is progress to write, and when a subscriber was added or removed."""
     is_active: bool = False
     """Whether the registration phase has ended."""
     is_closed: bool = False
@@ -255,6 +257,12 @@ class SubscriberRecord:
         if self.is_removed:
             raise UnknownSubscriberError(f"subscriber {self.id!r} was unregistered")
 
+    def mark_dirty(self) -> None:
+        """Request that the progress is written."""
+        if not self.is_dirty:
+            self.is_dirty = True
+            self._table.on_change()
+
     def count_acked(self) -> None:
         """Count what was acknowledged since the last call. Takes the condition."""
         with self._table.condition:
@@ -323,7 +331,7 @@ class SubscriberRecord:
         try:
             with self._table.condition:
                 if change(self.state):
-                    self.is_dirty = True
+                    self.mark_dirty()
                     self._is_rewound = self._is_rewound or is_rewound
             # Any process must be able to read the file afterwards, so a missing number must not carry a meaning.
             self.save(over_gaps=not borrowed)

@@ -262,6 +262,16 @@ class Subscribers:
                 return []
             return [segment.seq for segment in slowest.complete_of(self._segments) if self._is_complete(segment)]
 
+    def are_settled(self) -> bool:
+        """Return whether all progress is written, and no segment can be finished without a call in this process."""
+        with self._condition:
+            records = self._records.values()
+            if any(record.is_dirty or record.acked_uncounted for record in records):
+                return False
+            if len(self._segments) and any(record.file is None for record in records):
+                return False
+        return not self.complete_segments()
+
     def slowest(self) -> str | None:
         """Return the subscriber that needs the oldest data, or None if no data is needed."""
         with self._condition:
@@ -381,6 +391,7 @@ class Subscribers:
                     if record.queue is not None:
                         record.queue.order = chosen
                     self._records[subscriber_id] = record
+                table.on_change()
                 return record
 
     def activate(self) -> None:
@@ -548,6 +559,7 @@ class Subscribers:
             table.count_dropped(subscriber_id, pending, reason=reason)
             if table.audit is not None:
                 table.audit.write()
+        table.on_change()
         table.observer.event(
             "quiver.subscriber.unregister", subscriber=subscriber_id, reason=reason, dropped_bundles=pending
         )
