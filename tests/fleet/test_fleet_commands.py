@@ -29,6 +29,7 @@ from quiver.store.fleet import node
 from quiver.store.format.fleet.acks import AckedNode, encode_acks
 from quiver.store.format.fleet.names import acks_key, inbox_folder, node_key, segment_key
 from quiver.store.reading.fleet.checks import CHECKS
+from quiver.store.reading.fleet.rejected import reject
 from quiver.store.reading.fleet.survey import survey
 from quiver.store.store import Store
 
@@ -255,6 +256,34 @@ def test_doctor_finds_a_hole_and_a_fork(fleet: Fleet) -> None:
     assert "0000abcd" in findings["fork"]["problem"]
     assert set(findings) == {"hole", "fork"}
     assert "Two stores" not in fleet.run("doctor", code=1)
+
+
+def test_doctor_lists_rejected_segments(fleet: Fleet) -> None:
+    """With node, number and reader; whether the node waits there; each once, and not without end."""
+    identity, other = fleet.fill("edge-1", 30), fleet.fill("edge-2", 1)
+    objects = open_objects(str(fleet.bucket))
+    found = {one.last: one for one, _ in _objects(fleet, identity)}
+    for number in range(25):
+        reject(objects, "lake", 1, identity, found[number], "damaged", "checksum mismatch")
+    reject(objects, "lake", 2, identity, found[24], "damaged", "checksum mismatch")
+    acked = [AckedNode(identity, 20), AckedNode(other, 1)]
+    for shard in {one.identity[:2] for one in acked}:
+        of_shard = sorted((one for one in acked if one.identity[:2] == shard), key=lambda one: one.identity)
+        objects.put(acks_key("lake", shard), encode_acks(shard, 1, of_shard))
+    findings = [one for one in fleet.json("doctor", code=1)["findings"] if one["check"] == "rejected"]
+    assert {(one["node"], one["identity"], one["subscriber"]) for one in findings} == {("edge-1", identity, "lake")}
+    assert [one["segment"] for one in findings] == [*range(20), None]
+    assert "segment 0 was rejected as damaged, and later segments were read: checksum" in findings[0]["problem"]
+    assert "5 more segments were rejected, up to segment 24" in findings[-1]["problem"]
+    assert "segment 19" in fleet.run("doctor", code=1)
+    for info in list(objects.list_below("rejected")):
+        if not info.key.endswith("0000000000000024.json"):
+            objects.delete([info.key])
+    (finding,) = [one for one in fleet.json("doctor", code=1)["findings"] if one["check"] == "rejected"]
+    assert (finding["segment"], "the node waits at it" in finding["problem"]) == (24, True)
+    fleet.run("retire", "edge-1", "--without", "lake")
+    assert list(objects.list_below("rejected")) == []
+    assert fleet.json("doctor")["findings"] == []
 
 
 def test_doctor_reports_clones_clocks_and_readers(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,8 +230,8 @@ def doctor(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Check nodes, chains and readers: silent nodes, clocks, disks, versions, two stores with one identity, missing
-    segments, lag.
+    Check nodes, chains and readers: silent nodes, clocks, disks, versions, two stores with one identity, missing and
+    rejected segments, lag.
 
     Exits with 1 if there is anything to look at.
     """
@@ -239,6 +239,7 @@ def doctor(
 
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.store.reading.fleet.checks import CHECKS, FleetLimits, check_fleet  # noqa: PLC0415
+    from quiver.store.reading.fleet.rejected import list_rejected  # noqa: PLC0415
     from quiver.store.reading.fleet.survey import survey  # noqa: PLC0415
 
     limits = FleetLimits(
@@ -248,10 +249,12 @@ def doctor(
     )
     with _opened(place, options, writable=False) as tier:
         found = survey(tier)
-        findings = check_fleet(found, now_ns=SYSTEM_CLOCK.now_ns(), limits=limits)
+        rejected = {name: [one for _, one in list_rejected(tier, name)] for name in found.readers}
+        findings = check_fleet(found, now_ns=SYSTEM_CLOCK.now_ns(), limits=limits, rejected=rejected)
         if any(one.check == "chain" for one in findings):
             found = survey(tier)  # a listing is not a snapshot: only what is still missing is reported
-            findings = check_fleet(found, now_ns=SYSTEM_CLOCK.now_ns(), limits=limits)
+            rejected = {name: rejected.get(name, []) for name in found.readers}
+            findings = check_fleet(found, now_ns=SYSTEM_CLOCK.now_ns(), limits=limits, rejected=rejected)
     if as_json:
         print_json(
             {

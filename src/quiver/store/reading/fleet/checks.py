@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from quiver.store.format.fleet.rejected import RejectedSegment
 from quiver.store.reading.fleet.lag import lag_of
 from quiver.store.reading.fleet.survey import FleetSurvey, ReaderPositions, SurveyedNode
 
 __all__ = ["CHECKS", "FleetFinding", "FleetLimits", "check_fleet"]
 
-FleetCheck = Literal["silent", "conflict", "problem", "clock", "disk", "version", "chain", "lag", "reader", "damaged"]
+FleetCheck = Literal[
+    "silent", "conflict", "problem", "clock", "disk", "version", "chain", "rejected", "lag", "reader", "damaged"
+]
 
 CHECKS: dict[FleetCheck, str] = {
     "silent": "the node does not write its record: is it running, and can it reach the bucket?",
@@ -23,11 +26,15 @@ CHECKS: dict[FleetCheck, str] = {
     "disk": "the disk of the node fills up: start its readers, or raise retention.size_cap",
     "version": "install one version of Quiver on all nodes",
     "chain": "the rest of this node is not read: see docs/howto/fleet.md, Failures",
+    "rejected": "a reader could not read it: see docs/howto/fleet.md, Nodes that stop",
     "lag": "the reader is too slow, or does not run",
     "reader": "nodes wait for a reader that never acknowledged: start it, or remove it from cold.fleet.subscribers",
     "damaged": "an object cannot be read; its writer replaces it",
 }
 """The advice for each check."""
+
+_REJECTED_MAX = 20
+"""Of one node, this many rejected segments are reported one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ class FleetFinding:
         node: its name, or None.
         subscriber: the reader that it concerns, or None.
         problem: what was found.
+        segment: the number of the segment that it concerns, or None.
     """
 
     check: FleetCheck
@@ -68,11 +76,30 @@ class FleetFinding:
     node: str | None
     subscriber: str | None
     problem: str
+    segment: int | None = None
 
 
-def check_fleet(found: FleetSurvey, *, now_ns: int, limits: FleetLimits) -> list[FleetFinding]:
-    """Return the findings: first those of the fleet, then those of one node after the other."""
-    return [*_of_fleet(found), *(one for node in found.nodes.values() for one in _of_node(found, node, now_ns, limits))]
+def check_fleet(
+    found: FleetSurvey,
+    *,
+    now_ns: int,
+    limits: FleetLimits,
+    rejected: Mapping[str, Sequence[RejectedSegment]] | None = None,
+) -> list[FleetFinding]:
+    """
+    Return the findings: first those of the fleet, then those of one node after the other, then rejected segments.
+
+    Args:
+        found: the fleet.
+        now_ns: the current time.
+        limits: from when on a figure is reported.
+        rejected: the segments that each reader rejected, by its name.
+    """
+    findings = [*_of_fleet(found)]
+    findings += (one for node in found.nodes.values() for one in _of_node(found, node, now_ns, limits))
+    for subscriber, segments in (rejected or {}).items():
+        findings += _of_rejected(found, subscriber, segments)
+    return findings
 
 
 def _of_fleet(found: FleetSurvey) -> Iterator[FleetFinding]:
@@ -138,3 +165,22 @@ def _of_lag(node: SurveyedNode, reader: ReaderPositions, now_ns: int, limits: Fl
     age_s = 0.0 if lag.oldest_ns is None else (now_ns - lag.oldest_ns) / 1e9
     if age_s > limits.lag_s:
         yield finding("lag", f"{lag.segments} segments wait, the oldest for {age_s:.0f} s")
+
+
+def _of_rejected(found: FleetSurvey, subscriber: str, rejected: Sequence[RejectedSegment]) -> Iterator[FleetFinding]:
+    reader = found.readers[subscriber]
+    by_node: dict[str, dict[int, RejectedSegment]] = {}
+    for one in rejected:
+        by_node.setdefault(one.identity, {})[one.segment] = one  # a batch that was replayed may have rejected it twice
+    for identity, segments in sorted(by_node.items()):
+        node, acked = found.nodes.get(identity), reader.nodes.get(identity)
+        name = identity if node is None else node.name
+        for number in sorted(segments)[:_REJECTED_MAX]:
+            one = segments[number]
+            is_waiting = acked is None or acked.position <= number
+            what = "the node waits at it" if is_waiting else "later segments were read"
+            problem = f"segment {number} was rejected as {one.cause}, and {what}: {one.reason}"
+            yield FleetFinding("rejected", identity, name, subscriber, problem, number)
+        if len(segments) > _REJECTED_MAX:
+            problem = f"{len(segments) - _REJECTED_MAX} more segments were rejected, up to segment {max(segments)}"
+            yield FleetFinding("rejected", identity, name, subscriber, problem)

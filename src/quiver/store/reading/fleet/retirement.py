@@ -7,12 +7,12 @@ the same call continues.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from quiver.errors import UsageError
 from quiver.objects.port import ObjectTier
-from quiver.store.format.fleet.names import key_of, node_key
+from quiver.store.format.fleet.names import REJECTED_FOLDER, key_of, node_key, parse_rejected_key
 from quiver.store.reading.fleet.lag import lag_of
 from quiver.store.reading.fleet.survey import survey
 
@@ -28,7 +28,7 @@ class RetiredNode:
         identity: of the node.
         name: its name, or its identity.
         segments: number of its acknowledged segments and records of gone segments that were removed.
-        others: number of other objects that were removed, such as copies of damaged ones.
+        others: number of other objects that were removed, such as copies of damaged ones and their records.
         waiting_segments: segments on its disk that it had not uploaded when it wrote its last record.
     """
 
@@ -80,8 +80,16 @@ def retire_node(
                 f"reader {reader.subscriber} has not acknowledged {left} segments of node {node.name}: let it read "
                 f"them, or give --without {reader.subscriber} if it does not need them"
             )
+    others = [*node.others, *_records_of_rejected(tier, identity)]
     if not dry_run:
-        tier.delete([*(key_of(identity, one) for one, _ in node.objects), *node.others])
+        tier.delete([*(key_of(identity, one) for one, _ in node.objects), *others])
         tier.delete([node_key(identity)])
     waiting = 0 if node.record is None else node.record.waiting_segments
-    return RetiredNode(identity, node.name, len(node.objects), len(node.others), waiting)
+    return RetiredNode(identity, node.name, len(node.objects), len(others), waiting)
+
+
+def _records_of_rejected(tier: ObjectTier, identity: str) -> Iterator[str]:
+    for info in tier.list_below(REJECTED_FOLDER):
+        parsed = parse_rejected_key(info.key)
+        if parsed is not None and parsed[1] == identity:
+            yield info.key
