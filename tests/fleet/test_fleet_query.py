@@ -11,11 +11,13 @@ from quiver.objects.directory import DirectoryObjects
 from quiver.objects.memory import MemoryObjects
 from quiver.store.format.fleet.gone import GoneSegments, encode_gone
 from quiver.store.format.fleet.names import acks_key, gone_key, key_of, offsets_key, owner_key, segment_key
+from quiver.store.reading.fleet.batches import Batches
 from quiver.store.reading.fleet.inbox import list_inbox, list_node
 from quiver.store.reading.fleet.owner import read_owner
 from quiver.store.reading.fleet.planning import OBJECT_COST_BYTES_MIN
 from quiver.store.reading.fleet.positions import read_positions
 from quiver.store.reading.fleet.rejected import list_rejected
+from quiver.store.reading.fleet.retirement import retire_node
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultobjects import FaultObjects
 
@@ -461,3 +463,42 @@ def test_old_batches_are_removed(fleet):
     assert kept[-1] == offsets_key(LAKE, 160)
     assert 128 <= len(kept) <= 146
     assert acks_key(LAKE, "3e") in {info.key for info in tier.list_below("acks")}
+
+
+def test_a_retired_node_leaves_the_batches_and_can_come_back(fleet):
+    """Its position stays in the bucket: it continues there, also if the driver dies before that is committed."""
+    fleet.fill(2)
+    checkpoint = FleetQuery(fleet.tier).run()
+    assert fleet.free() == 0
+    retired = fleet.nodes[1]
+    position = read_positions(fleet.tier, LAKE).nodes[retired.identity]
+    retire_node(fleet.tier, retired.identity, now_ns=retired.clock.now_ns(), silent_s=3600.0, dry_run=False)
+    fleet.fill(1, fleet.nodes[0])
+    FleetQuery(fleet.tier, checkpoint).run()
+    assert in_last_batch(fleet) == {fleet.nodes[0].identity, fleet.nodes[2].identity}
+    assert read_positions(fleet.tier, LAKE).nodes[retired.identity] == position
+
+    fleet.fill(2, retired)
+    planned = FleetQuery(fleet.tier, checkpoint).subscriber.latest(checkpoint.offsets[-1], unlimited=False)
+    checkpoint.offsets.append(planned)
+    FleetQuery(fleet.tier, checkpoint).run()
+    assert delivered(fleet, checkpoint) == fleet.expected
+    assert in_last_batch(fleet) == {node.identity for node in fleet.nodes}
+    assert fleet.free() == 0
+
+
+def test_a_node_without_objects_stays_in_the_batches(fleet):
+    """However long it is silent: only one that was retired has no record."""
+    fleet.fill(1)
+    checkpoint = FleetQuery(fleet.tier).run()
+    assert fleet.free() == 0
+    for _ in range(3):
+        fleet.fill(1, fleet.nodes[0])
+        FleetQuery(fleet.tier, checkpoint).run()
+        assert in_last_batch(fleet) == {node.identity for node in fleet.nodes}
+
+
+def in_last_batch(fleet):
+    """The nodes that have a position in the last batch."""
+    batches = Batches(fleet.tier, LAKE)
+    return set(batches.find(batches.last).positions)

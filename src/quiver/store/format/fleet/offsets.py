@@ -96,7 +96,7 @@ class FleetOffsets:
     Attributes:
         epoch: of the owner that wrote it.
         generation: 0, 1, 2, …
-        nodes: all known nodes, ascending by identity.
+        nodes: all known nodes except retired ones, ascending by identity.
     """
 
     epoch: int

@@ -15,6 +15,9 @@ At most one batch exists that is not acknowledged. An offset is the number of a 
 
 Tasks record the segments that they reject (`rejected.py`) instead of failing. If a loss stops its node, the position of
 that node is acknowledged only up to the rejected segment, so that the node keeps it.
+
+A node that was retired has neither a record nor objects. It leaves the batches, but its acknowledged position stays: if
+it comes back, it continues there.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from quiver.errors import DataLossError, UsageError
 from quiver.objects.port import ObjectTier
 from quiver.observe import InMemoryObserver, Observer
 from quiver.store.format.fleet.acks import AckedNode
-from quiver.store.format.fleet.names import InboxObject, key_of, offsets_key
+from quiver.store.format.fleet.names import NODES_FOLDER, InboxObject, key_of, offsets_key, parse_node_key
 from quiver.store.format.fleet.offsets import BatchNode, advanced
 from quiver.store.format.fleet.rejected import RejectedSegment
 from quiver.store.reading.fleet.batches import Batches, StoredBatch
@@ -48,6 +51,9 @@ FLEET_OFFSET_VERSION = 3
 
 _SMALL_OBJECTS = 4_000
 """Up to this many objects, one listing of everything costs less than one for each shard."""
+
+_RETIRED_EVERY = 100
+"""Retired nodes are looked for when a query starts, and after this many batches."""
 
 _LISTED_OBJECTS_MAX = 2_000_000
 _NODE_OBJECTS_MIN = 100
@@ -90,12 +96,17 @@ def _stop_at(rejected: RejectedSegment) -> Stop:
 
 @dataclass(slots=True)
 class _Owned:
-    """The state of a query that has become the owner of its subscriber."""
+    """
+    The state of a query that has become the owner of its subscriber.
+
+    `positions` are those of all nodes in its batches, now or earlier, by identity. Everything before is committed.
+    """
 
     owner: FleetOwner
     batches: Batches
     writer: PositionsWriter
     committed: StoredBatch
+    positions: dict[str, AckedNode]
 
 
 class FleetSubscriber:
@@ -145,6 +156,7 @@ class FleetSubscriber:
         self._held: dict[str, AckedNode] = {}
         self._stops: dict[str, Stop] = {}
         self._waiting = (0, 0)
+        self._retired_due = 0
 
     # ── what Spark calls ─────────────────────────────────────────────────────────────────────────────
 
@@ -260,7 +272,7 @@ class FleetSubscriber:
             committed = self._find_committed(batches, last, found)
         writer = PositionsWriter(tier, subscriber, owner.epoch, found)
         self._hold_rejected(found, committed)
-        owned = _Owned(owner, batches, writer, committed)
+        owned = _Owned(owner, batches, writer, committed, dict(found.nodes))
         self._acknowledge(owned, committed)
         self._observer.event(
             "quiver.fleet.owner", subscriber=subscriber, epoch=owner.epoch, generation=committed.generation
@@ -293,7 +305,9 @@ class FleetSubscriber:
         positions = before.positions
         for node in last.moved:
             acked, start = found.nodes.get(node.after.identity), positions.get(node.after.identity)
-            if acked is not None and acked.position > (0 if start is None else start.position):
+            # A node that was retired and came back has a position before it is in a batch again.
+            first = node.objects[0].last if start is None else start.position
+            if acked is not None and acked.position > first:
                 return last
         return before
 
@@ -377,11 +391,13 @@ class FleetSubscriber:
     # ── acknowledgement ──────────────────────────────────────────────────────────────────────────────
 
     def _acknowledge(self, owned: _Owned, batch: StoredBatch) -> None:
-        owned.writer.write(self._held.get(identity, node) for identity, node in batch.positions.items())
+        positions = owned.positions | batch.positions
+        owned.writer.write(self._held.get(identity, node) for identity, node in positions.items())
+        owned.positions = positions
 
     def _account(self, owned: _Owned, batch: StoredBatch) -> None:
         """Count what was lost in a committed batch, and stop the nodes whose segments its tasks rejected."""
-        before = owned.committed.positions
+        before = owned.positions
         for node in batch.moved:
             start = before.get(node.after.identity)
             position = node.objects[0].first if start is None else start.position
@@ -451,6 +467,7 @@ class FleetSubscriber:
         if self._planned_to_end == base.generation:
             return None
         before = base.positions
+        self._leave_out_retired(base, before, inbox)
         chains = {}
         waiting_bytes = 0
         for identity, objects in inbox.items():
@@ -458,7 +475,8 @@ class FleetSubscriber:
                 continue
             node = before.get(identity)
             if node is None:
-                node = before[identity] = AckedNode(identity, self._chains.start(identity, objects))
+                found = owned.positions.get(identity)
+                node = before[identity] = found or AckedNode(identity, self._chains.start(identity, objects))
             chain = self._read_chain(identity, objects, node.position)
             if chain.objects:
                 chains[identity] = chain.objects
@@ -475,6 +493,18 @@ class FleetSubscriber:
         if batch.offsets.epoch != owned.owner.epoch:
             owned.owner.check()  # another query created it: this one has lost its subscriber
         return batch
+
+    def _leave_out_retired(self, base: StoredBatch, positions: dict[str, AckedNode], inbox: Inbox) -> None:
+        """Remove the nodes from *positions* that have no objects and no record, if it is time to look for them."""
+        if base.generation < self._retired_due:
+            return
+        without = [one for one in positions if one not in inbox and one not in self._held]
+        if without:
+            self._retired_due = base.generation + _RETIRED_EVERY
+            recorded = {parse_node_key(info.key) for info in self._tier.list_below(NODES_FOLDER)}
+            for identity in without:
+                if identity not in recorded:
+                    del positions[identity]
 
     def _read_chain(self, identity: str, objects: Sequence[InboxObject], position: int) -> NodeChain:
         if all(one.last < position for one in objects):
@@ -495,7 +525,7 @@ class FleetSubscriber:
 
     def _list(self, base: StoredBatch) -> Inbox:
         self._listed_s = self._clock.monotonic()
-        positions = {identity: node.position for identity, node in base.positions.items()}
+        positions = {node.identity: node.position for node in (self._own().positions | base.positions).values()}
         share_of_node = _LISTED_OBJECTS_MAX // max(len(positions), 1)
         self._inbox = list_inbox(
             self._tier,
