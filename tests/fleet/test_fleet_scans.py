@@ -70,6 +70,34 @@ def test_all_nodes_or_some() -> None:
         numbers(read("/node", fs=one.fs), nodes=["edge-1"])
 
 
+def test_rows_have_their_node_and_segment() -> None:
+    """Of a slot: after its columns, or where they are named, also alone."""
+    one, other = two_nodes()
+    reader = read(BUCKET, fs=one.fs)
+    places = [(rig.identity, number, number // 2) for rig, count in ((one, 6), (other, 4)) for number in range(count)]
+
+    def rows(names: tuple[str, ...], **how: object) -> list[tuple[object, ...]]:
+        table = reader.scan("logs", **how).to_table()  # type: ignore[arg-type]
+        return sorted(zip(*(table[name].to_pylist() for name in names), strict=True))
+
+    stored = reader.scan("logs").schema.names
+    assert reader.scan("logs", include_metadata=True).schema.names == [*stored, "_node", "_segment"]
+    assert rows(("_node", "n", "_segment"), include_metadata=True) == sorted(places)
+    assert reader.scan("logs", ["_segment", "n", "_node"]).schema.names == ["_segment", "n", "_node"]
+    assert rows(("_node", "n"), columns=["n", "_node"]) == sorted(place[:2] for place in places)
+    assert rows(("_node",), columns=["_node"]) == sorted(place[:1] for place in places)
+    assert reader.scan("logs", ["_node", "n"], include_metadata=True).schema.names == ["_node", "n", "_segment"]
+    assert rows(("_node",), columns=["_node"], nodes=["edge-2"]) == [(other.identity,)] * 4
+    assert reader.scan("logs", ["_node"], nodes=[]).to_table().num_rows == 0
+    for wrong, problem in ((["_node", "_node"], "twice"), (["_nodes"], "_nodes"), ("_node", "write a list")):
+        with pytest.raises(UsageError, match=problem):
+            reader.scan("logs", wrong)
+    with pytest.raises(UsageError, match="not a fleet"):
+        read("/node", fs=one.fs).scan("logs", include_metadata=True)
+    with pytest.raises(UsageError, match="_node"):
+        read("/node", fs=one.fs).scan("logs", ["_node"])
+
+
 def test_a_range_of_times_reads_only_its_segments() -> None:
     """The end of each segment decides whether it is fetched."""
     rig = NodeRig()
@@ -195,5 +223,9 @@ def test_views_in_duckdb_polars_and_pandas(tmp_path: Path, s3_server: S3Server) 
         assert proxy.requests["GET range"] <= 6
         assert proxy.requests["GET"] <= 6
         assert [time - NOON for time in sorted(pl.DataFrame(logs)["time_unix_nano"])] == times
+        nodes = reader.scan(view="logs", columns=["_node"])
+        counts = duckdb.from_arrow(nodes.to_reader()).aggregate("_node, count(*)").fetchall()
+        assert sorted(counts) == [(identity, 2) for identity in sorted(reader.directories())]
+        assert reader.scan(view="logs", include_metadata=True).schema.names[-2:] == ["_node", "_segment"]
         frame = reader.scan(view="logs", nodes=["edge-1"]).to_table().to_pandas()
         assert [int(time) - NOON for time in frame["time_unix_nano"]] == [1, 11]

@@ -42,6 +42,7 @@ from quiver.store.reading.digests import SegmentDigests
 from quiver.store.reading.directory import StoreDirectory
 from quiver.store.reading.fleet.directories import FleetDirectories
 from quiver.store.reading.log_tail import LogFile, snapshot_log, uncovered
+from quiver.store.reading.query.row_origin import ORIGIN_SCHEMA, RowOrigin
 from quiver.store.reading.query.scan import Scan, plan
 from quiver.store.reading.query.slot_scan import SlotScan, table_names
 from quiver.store.reading.query.time_range import By, Moment
@@ -288,6 +289,7 @@ class StoreReader:
         table: str | None = None,
         view: str | None = None,
         nodes: Sequence[str] | None = None,
+        include_metadata: bool = False,
     ) -> Scan:
         """
         Return the rows of one slot or view as one table: first sealed segments, then bundles that are only in the log.
@@ -297,7 +299,8 @@ class StoreReader:
 
         Args:
             slot: id or name.
-            columns: the columns to read, in this order. No other column is read.
+            columns: the columns to read, in this order. No other column is read. Of a fleet, also `_node`, the
+                identity of the node that a row is from, and `_segment`, the number of its segment there.
             start: the first time of the range: an aware datetime, or nanoseconds since the epoch.
             end: the end of the range, exclusive.
             by: whether the times are those of ingestion ("ingested" or "ingest"), which bundles have, or of the events
@@ -308,6 +311,7 @@ class StoreReader:
             view: instead of a slot, "logs", "spans" or "metrics": one row per log record, span or data point, decoded
                 from OTLP requests and OTAP tables.
             nodes: of a fleet, the names or identities of the nodes to read; by default all.
+            include_metadata: of a fleet, add the columns `_node` and `_segment`.
 
         Raises:
             InvalidBundleError: an unknown slot.
@@ -318,13 +322,22 @@ class StoreReader:
         if (slot is None) == (view is None) or (view is not None and table is not None):
             raise UsageError('give either a slot, as in scan("logs"), or a view, as in scan(view="logs")')
         sources = self._sources(nodes)
+        origin = self._origin(columns, is_included=include_metadata)
         if view is not None:
             # Imported only when used: decoding needs the packages of the extra `otlp`.
             views: Any = importlib.import_module("quiver.store.reading.query.view_scan")
-            found: Scan = views.ViewScan(sources, view, columns, start=start, end=end, by=by)
+            found: Scan = views.ViewScan(sources, view, columns, start=start, end=end, by=by, origin=origin)
             return found
         number = self._adapter.slot(slot) if slot is not None else 0
-        return SlotScan(sources, number, columns, start=start, end=end, by=by, table=table)
+        return SlotScan(sources, number, columns, start=start, end=end, by=by, table=table, origin=origin)
+
+    def _origin(self, columns: Sequence[str] | None, *, is_included: bool) -> RowOrigin | None:
+        if self._fleet is None:
+            if is_included:
+                raise UsageError(f"include_metadata=True adds the node of a row: {self.path} is a store, not a fleet")
+            return None
+        is_used = is_included or any(name in ORIGIN_SCHEMA.names for name in columns or ())
+        return RowOrigin(columns, is_included=is_included) if is_used else None
 
     def _sources(self, nodes: Sequence[str] | None) -> list[SegmentDigests]:
         if self._fleet is not None:

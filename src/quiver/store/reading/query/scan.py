@@ -27,6 +27,7 @@ from quiver.html_tables import facts_html, rows_html, section_html
 from quiver.store.format.wal_entry import WalEntry
 from quiver.store.reading.digests import SegmentDigests
 from quiver.store.reading.log_tail import snapshot_log, uncovered
+from quiver.store.reading.query.row_origin import RowOrigin
 from quiver.store.wal.replay import decode_slots
 from quiver.store.wal.scan import ScannedEntry
 
@@ -61,8 +62,9 @@ class Scan(ABC):
 
     schema: pa.Schema
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[Part], origin: RowOrigin | None = None) -> None:
         self._parts = parts
+        self._origin = origin
 
     @abstractmethod
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -109,6 +111,12 @@ class Scan(ABC):
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> Any:
         return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def _placed(self, batch: pa.RecordBatch, part: Part, seq: int) -> pa.RecordBatch:
+        """Return *batch*, which was read from segment *seq* of *part*, with the columns that say so, if any."""
+        if self._origin is None:
+            return batch
+        return self._origin.place(batch, self.schema, part.digests.directory.path, seq)
 
     def _described(self) -> str:
         """Return the number of segments and log entries to read, and the columns."""

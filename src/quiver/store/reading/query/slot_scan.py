@@ -9,6 +9,7 @@ import pyarrow as pa
 from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY
 from quiver.errors import CorruptionError, UsageError
 from quiver.store.reading.digests import SegmentDigest, SegmentDigests
+from quiver.store.reading.query.row_origin import RowOrigin
 from quiver.store.reading.query.scan import Part, Scan, entry_batches, plan
 from quiver.store.reading.query.time_range import By, Moment, TimeRange, check_by, moment_ns
 from quiver.store.segment.cast import cast_to_schema, coalesce
@@ -34,6 +35,7 @@ class SlotScan(Scan):
         end: Moment | None = None,
         by: By = "ingested",
         table: str | None = None,
+        origin: RowOrigin | None = None,
     ) -> None:
         by_event = check_by(by)
         if isinstance(columns, str):
@@ -43,9 +45,10 @@ class SlotScan(Scan):
         self._slot = slot
         self._table = table
         self._range = TimeRange(moment_ns(start, "start"), moment_ns(end, "end"))
-        super().__init__([plan(source, (slot,)) for source in sources])
+        super().__init__([plan(source, (slot,)) for source in sources], origin)
         schemas = list(dict.fromkeys(schema for part in self._parts for schema in _take_schemas(part, slot, table)))
-        self.schema = common_schema(schemas, columns)
+        self._stored = common_schema(schemas, columns if origin is None else origin.stored(columns_of(schemas)))
+        self.schema = self._stored if origin is None else origin.schema(self._stored)
         is_event_range = by_event and bool(schemas) and self._range.is_bounded
         self._column = _event_column(schemas, slot) if is_event_range else None
         """The column whose times must be in the range; None if the times of ingestion must be."""
@@ -82,7 +85,7 @@ class SlotScan(Scan):
         for number, part in enumerate(self._parts):
             for seq in part.segments:
                 for stream_id, batch in self._segment(part, seq):
-                    yield (number, seq, stream_id), batch
+                    yield (number, seq, stream_id), self._placed(batch, part, seq)
             for at, (path, scanned) in enumerate(part.tail):
                 batches = entry_batches(part.digests, path, scanned, (self._slot,))
                 if batches is not None:
@@ -95,7 +98,7 @@ class SlotScan(Scan):
         if reader is None:
             return
         try:
-            names = self.schema.names if self._column is None else [*self.schema.names, self._column]
+            names = self._stored.names if self._column is None else [*self._stored.names, self._column]
             for stream_id, chunk in self._chunks(reader):
                 try:
                     batch = reader.batch(stream_id, chunk, names)
@@ -137,13 +140,13 @@ class SlotScan(Scan):
             yield stream_id, chunk
 
     def _finish(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Return the rows of *batch* in the range, in the schema of the scan; None when there are none."""
+        """Return the rows of *batch* in the range, in the schema of what is read; None when there are none."""
         if self._column is not None:
             if self._column not in batch.schema.names:
                 return None
             times = batch.column(batch.schema.names.index(self._column))
             batch = batch.filter(rows_between(times, self._range.start_ns, self._range.end_ns))
-        return cast_to_schema(batch, self.schema) if batch.num_rows else None
+        return cast_to_schema(batch, self._stored) if batch.num_rows else None
 
 
 def table_names(sources: Sequence[SegmentDigests]) -> list[str]:

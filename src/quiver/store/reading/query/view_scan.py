@@ -16,10 +16,11 @@ from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError, UsageError
 from quiver.otap.stored import StoredTables, slots_of_view, stored_requests
 from quiver.otap.views.event_time import event_time_columns, event_times
-from quiver.otap.views.schemas import VIEW_SLOTS, projected_schema, view_name
+from quiver.otap.views.schemas import VIEW_SLOTS, projected_schema, view_name, view_schema
 from quiver.otap.views.view import decode_groups
 from quiver.primitives.scan import Damage
 from quiver.store.reading.digests import SegmentDigest, SegmentDigests
+from quiver.store.reading.query.row_origin import RowOrigin
 from quiver.store.reading.query.scan import Part, Scan, entry_batches, plan
 from quiver.store.reading.query.time_range import By, Moment, TimeRange, check_by, moment_ns
 from quiver.store.segment.cast import coalesce
@@ -44,18 +45,21 @@ class ViewScan(Scan):
         start: Moment | None = None,
         end: Moment | None = None,
         by: By = "ingested",
+        origin: RowOrigin | None = None,
     ) -> None:
         by_event = check_by(by)
         if isinstance(columns, str):
             raise UsageError(f"columns={columns!r} is one text: write a list, columns=[{columns!r}]")
         self._view = view_name(view)
-        self.schema = projected_schema(self._view, None if columns is None else list(columns))
+        stored = columns if origin is None else origin.stored(view_schema(self._view).names)
+        self._stored = projected_schema(self._view, None if stored is None else list(stored))
+        self.schema = self._stored if origin is None else origin.schema(self._stored)
         self._slots = frozenset(slots_of_view(self._view))
         self._range = TimeRange(moment_ns(start, "start"), moment_ns(end, "end"))
         self._is_event_range = by_event and self._range.is_bounded
         needed = event_time_columns(self._view) if self._is_event_range else ()
-        self._decoded_columns = list(dict.fromkeys((*self.schema.names, *needed)))
-        super().__init__([plan(source, self._slots) for source in sources])
+        self._decoded_columns = list(dict.fromkeys((*self._stored.names, *needed)))
+        super().__init__([plan(source, self._slots) for source in sources], origin)
         for part in self._parts:
             digests = [(seq, part.digests.get(seq)) for seq in part.segments]
             part.segments = [seq for seq, digest in digests if digest and self._may_have(digest)]
@@ -85,7 +89,8 @@ class ViewScan(Scan):
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for part in self._parts:
             for seq in part.segments:
-                yield from self._segment(part, seq)
+                for batch in self._segment(part, seq):
+                    yield self._placed(batch, part, seq)
             yield from self._rows(part, self._logged(part))
 
     def _segment(self, part: Part, seq: int) -> Iterator[pa.RecordBatch]:
@@ -158,8 +163,8 @@ class ViewScan(Scan):
                 yield request
 
     def _finish(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of *batch* in the range, with the columns of the scan."""
+        """Return the rows of *batch* in the range, with the columns that are read."""
         if self._is_event_range:
             times = event_times(batch, self._view)
             batch = batch.filter(rows_between(times, self._range.start_ns, self._range.end_ns))
-        return batch if batch.schema.names == self.schema.names else batch.select(self.schema.names)
+        return batch if batch.schema.names == self._stored.names else batch.select(self._stored.names)
