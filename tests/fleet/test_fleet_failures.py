@@ -515,8 +515,7 @@ FAILURES = {
     "the machine is installed again": "test_node_is_installed_again",
     "the disk is cloned, or restored from a backup": "test_disk_is_cloned_while_the_node_runs "
     "test_two_clones_upload_before_they_notice test_a_disk_is_restored_from_an_old_backup test_cloned_disk",
-    "the query, its driver or its tasks die": "test_driver_dies_at_any_request "
-    "test_three_kills_lose_and_duplicate_nothing",
+    "the query, its driver or its tasks die": "test_driver_dies_at_any_request test_kills_lose_and_duplicate_nothing",
     "two queries run as one subscriber": "test_a_second_driver_replaces_the_first test_a_replaced_reader_is_ignored",
     "an object is damaged, missing, or from a hostile node": "test_object_damaged_or_missing_in_a_batch "
     "test_an_object_is_missing_in_the_middle test_hostile_node test_a_node_cannot_use_objects_of_others",
