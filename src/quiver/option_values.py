@@ -39,9 +39,11 @@ def refuse_stream_options(options: Mapping[str, str], names: tuple[str, ...]) ->
             raise UsageError(f"{name} has no effect in a batch read: leave it out, or read with spark.readStream")
 
 
-def refuse_unknown_options(given: Mapping[str, str], known: Mapping[str, str], source: str) -> None:
+def refuse_unknown_options(given: Mapping[str, str], known: Mapping[str, str], owner: str) -> None:
     """
     Raise when *given*, whose keys are lower-case, has a key that is not in *known*: lower-case key → name.
+
+    *owner* is what the options belong to, such as ``quiver sink``.
 
     Raises:
         UsageError: there is one; the error names the nearest known option.
@@ -50,7 +52,7 @@ def refuse_unknown_options(given: Mapping[str, str], known: Mapping[str, str], s
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(known.values())}"
-            raise UsageError(f"unknown option {key} of the {source} source; {hint}")
+            raise UsageError(f"unknown option {key} of the {owner}; {hint}")
 
 
 def switch_option(given: Mapping[str, str], name: str, *, default: bool) -> bool:

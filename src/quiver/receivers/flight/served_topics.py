@@ -16,7 +16,7 @@ from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.flight.command import Command, command_of, encode_command, time_of
 from quiver.receivers.flight.messages import Descriptor
-from quiver.receivers.flight.sources import Offer
+from quiver.receivers.flight.sources import Offer, writable
 from quiver.receivers.flight.status import FlightRefusedError, StatusCode
 from quiver.topics.format.message import Message
 from quiver.topics.format.names import ACTIVE_FILE, check_topic
@@ -148,11 +148,7 @@ class ServedTopics:
         Raises:
             FlightRefusedError: clients may only read.
         """
-        if self.store is None:
-            raise FlightRefusedError(
-                StatusCode.FAILED_PRECONDITION, f"{self.name} is served for reading only; ask its writer to serve it"
-            )
-        return self.store
+        return writable(self.store, self.name)
 
     def maintain(self) -> None:
         """

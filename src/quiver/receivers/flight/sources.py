@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -18,7 +18,9 @@ from quiver.receivers.flight.messages import Descriptor
 from quiver.receivers.flight.status import FlightRefusedError, StatusCode
 from quiver.store.reading.read import read
 
-__all__ = ["Offer", "ReadableStore", "ServedStore", "WritableStore", "served_store"]
+__all__ = ["Offer", "ReadableStore", "ServedStore", "WritableStore", "served_store", "writable"]
+
+_T = TypeVar("_T")
 
 
 class ReadableStore(Protocol):
@@ -122,11 +124,7 @@ class ServedStore:
         Raises:
             FlightRefusedError: clients may only read.
         """
-        if self.store is None:
-            raise FlightRefusedError(
-                StatusCode.FAILED_PRECONDITION, f"{self.name} is served for reading only; ask its writer to serve it"
-            )
-        return self.store
+        return writable(self.store, self.name)
 
     def maintain(self) -> None:
         """
@@ -159,6 +157,20 @@ class ServedStore:
         ticket = encode_command({"store": self.name, **what})
         schema = self.scan(command_of(ticket)).schema
         return Offer(descriptor or Descriptor(command=ticket), ticket, schema)
+
+
+def writable(store: _T | None, name: str) -> _T:
+    """
+    Return *store*, the open store or topics that clients know as *name*.
+
+    Raises:
+        FlightRefusedError: there is none: clients may only read.
+    """
+    if store is None:
+        raise FlightRefusedError(
+            StatusCode.FAILED_PRECONDITION, f"{name} is served for reading only; ask its writer to serve it"
+        )
+    return store
 
 
 def served_store(

@@ -30,7 +30,6 @@ the segment of that record was removed::
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from dataclasses import dataclass
 from quiver.aof.reading.position import RECORD_ID_MAX, AofBound
 from quiver.errors import UsageError
 from quiver.instant import parse_timestamp
-from quiver.option_values import bytes_option, count_option, switch_option
+from quiver.option_values import bytes_option, count_option, refuse_unknown_options, switch_option
 
 __all__ = ["AOF_COLUMNS", "STREAM_OPTIONS", "AofOptions", "parse_aof_options"]
 
@@ -51,6 +50,7 @@ _NAMES = (
     "path", "log", "objects", "columns", "includeMetadata", "startingOffsets", "startingTimestamp", "endingOffsets",
     "endingTimestamp", "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss",
 )  # fmt: skip
+_KNOWN = {name.lower(): name for name in _NAMES}
 _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 
 
@@ -81,13 +81,8 @@ def parse_aof_options(options: Mapping[str, str]) -> AofOptions:
     Raises:
         UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
-    known = {name.lower(): name for name in _NAMES}
     given = {key.lower(): str(value) for key, value in options.items()}
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise UsageError(f"unknown option {key} of the quiver-aof source; {hint}")
+    refuse_unknown_options(given, _KNOWN, "quiver-aof source")
     path = given.get("path", "").removeprefix("file://").rstrip("/")
     if not path:
         raise UsageError('the quiver-aof source needs the directory of a log: .option("path", "aof/orders")')

@@ -18,19 +18,19 @@ when it is appended: `record_id`, `timestamp` and the columns of `includeMetadat
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quiver.aof.format.names import is_stream_name
 from quiver.errors import UsageError
-from quiver.option_values import bytes_option, transaction_option
+from quiver.option_values import bytes_option, refuse_unknown_options, transaction_option
 from quiver.primitives.batch_notes import BATCH_MAX, ONCE_PREFIX, is_writer
 from quiver.settings import MIB
 
 __all__ = ["AofSinkOptions", "check_record_columns", "parse_aof_sink_options"]
 
 _NAMES = ("path", "log", "maxRecordSize", "txnAppId", "txnVersion")
+_KNOWN = {name.lower(): name for name in _NAMES}
 _RECORD_BYTES_DEFAULT = 64 * MIB
 _RECORD_BYTES_MAX = 1023 * MIB
 """A larger record does not fit into a segment of the default settings."""
@@ -55,14 +55,9 @@ def parse_aof_sink_options(options: Mapping[str, str]) -> AofSinkOptions:
     Raises:
         UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
-    known = {name.lower(): name for name in _NAMES}
     # Spark passes the checkpoint's location, too.
     given = {key.lower(): str(value) for key, value in options.items() if key.lower() != "checkpointlocation"}
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise UsageError(f"unknown option {key} of the quiver-aof sink; {hint}")
+    refuse_unknown_options(given, _KNOWN, "quiver-aof sink")
     path = given.get("path", "").removeprefix("file://").rstrip("/")
     if not path:
         raise UsageError('the quiver-aof sink needs the directory of a log: .option("path", "aof/orders")')

@@ -18,11 +18,11 @@ with its `sender_id`. Other slots below `sf_dir` are drained, too, unless it has
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quiver.errors import UsageError
+from quiver.option_values import refuse_unknown_options
 
 __all__ = ["QuestdbOptions", "parse_questdb_options"]
 
@@ -56,11 +56,7 @@ def parse_questdb_options(options: Mapping[str, str]) -> QuestdbOptions:
         UsageError: an option is unknown (the nearest known one is named), missing, or has a bad value.
     """
     given = {key.lower(): str(value) for key, value in options.items() if key.lower() not in _OF_SPARK}
-    for key in given:
-        if key not in _KNOWN:
-            near = difflib.get_close_matches(key, _KNOWN, n=1)
-            hint = f"did you mean {_KNOWN[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise UsageError(f"unknown option {key} of the questdb sink; {hint}")
+    refuse_unknown_options(given, _KNOWN, "questdb sink")
     if not given.get("conf"):
         raise UsageError('the questdb sink needs a connect string: .option("conf", "ws::addr=host:9000;sf_dir=sf;")')
     if not given.get("table"):

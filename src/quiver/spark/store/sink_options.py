@@ -22,14 +22,13 @@ batches by their numbers, so exactly-once needs only its checkpoint.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from quiver.bundle import OTAP
 from quiver.errors import SettingsError, UsageError
-from quiver.option_values import bytes_option, count_option, transaction_option
+from quiver.option_values import bytes_option, count_option, refuse_unknown_options, transaction_option
 from quiver.primitives.batch_notes import BATCH_MAX, is_writer
 from quiver.settings import Compression, parse_duration_s
 from quiver.store.reading.stream_options import VIEWS
@@ -68,11 +67,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """
     given = {key.lower(): str(value) for key, value in options.items()}
     given.pop("checkpointlocation", None)  # Spark passes its own option, too
-    for key in given:
-        if key not in _KNOWN:
-            near = difflib.get_close_matches(key, _KNOWN, n=1)
-            hint = f"did you mean {_KNOWN[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise UsageError(f"unknown option {key} of the quiver sink; {hint}")
+    refuse_unknown_options(given, _KNOWN, "quiver sink")
     path = given.get("path", "").removeprefix("file://")
     if not path:
         raise UsageError('the quiver sink needs the directory of a store: .option("path", "buffer/")')

@@ -32,14 +32,13 @@ A batch read rejects the options of a stream, and a stream those of a batch read
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quiver.errors import UsageError
 from quiver.instant import parse_timestamp
 from quiver.metadata.location import MetadataLocation
-from quiver.option_values import bytes_option, count_option, switch_option
+from quiver.option_values import bytes_option, count_option, refuse_unknown_options, switch_option
 from quiver.spark.topics.offsets import Bound, parse_bound
 from quiver.topics.format.names import ACTIVE_FILE, check_file_name, check_subscription, check_topic
 from quiver.topics.reading.place import TopicPlace
@@ -151,11 +150,7 @@ def check_known(options: Mapping[str, str], names: tuple[str, ...], what: str) -
     """
     known = {name.lower(): name for name in names}
     given = {key.lower(): str(value) for key, value in options.items()}
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(names)}"
-            raise UsageError(f"unknown option {key} of the quiver-topic {what}; {hint}")
+    refuse_unknown_options(given, known, f"quiver-topic {what}")
     return given
 
 

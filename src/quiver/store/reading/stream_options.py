@@ -128,7 +128,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     given = {key.lower(): str(value) for key, value in options.items()}
     if "paths" in given:
         raise UsageError("one load reads one store: set a single path, and union the frames")
-    refuse_unknown_options(given, _KNOWN, "quiver")
+    refuse_unknown_options(given, _KNOWN, "quiver source")
     path = given.get("path", "").removeprefix("file://")
     if not path:
         raise UsageError('the quiver source needs the directory of a store: .option("path", "buffer/")')

@@ -100,7 +100,7 @@ def parse_fleet_options(options: Mapping[str, str], *, environment: Mapping[str,
     given = {key.lower(): str(value) for key, value in options.items()}
     if "paths" in given:
         raise UsageError("one load reads one fleet: set a single path, and union the frames")
-    refuse_unknown_options(given, _KNOWN, "quiver-fleet")
+    refuse_unknown_options(given, _KNOWN, "quiver-fleet source")
     if not given.get("path"):
         raise UsageError('quiver-fleet needs the bucket of the fleet: .option("path", "s3://bucket/fleet-a")')
     view = next((known for known in VIEWS if known == given.get("view", "").lower()), None)
