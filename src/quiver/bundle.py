@@ -32,7 +32,9 @@ __all__ = [
     "Bundle",
     "BundleRef",
     "batch_bytes",
+    "complete_batch",
     "has_unions",
+    "lacks_offsets",
     "schema_fingerprint",
 ]
 
@@ -208,11 +210,46 @@ def _contains_union(kind: pa.DataType) -> bool:
     return pa.types.is_union(kind) or any(_contains_union(kind.field(at).type) for at in range(kind.num_fields))
 
 
+def lacks_offsets(batch: pa.RecordBatch) -> bool:
+    """
+    Return whether an empty array in *batch* has no offsets, as the elements of a list that is empty in every row.
+
+    Arrow allows that and considers the batch valid. Arrow in Java writes such batches before version 19.
+    """
+    return any(
+        _lacks_offsets(batch.column(at))
+        for at, kind in enumerate(batch.schema.types)
+        if not batch.num_rows or kind.num_fields or isinstance(kind, (pa.DictionaryType, pa.BaseExtensionType))
+    )
+
+
+_LISTS = (pa.ListArray, pa.LargeListArray)  # a map is a list, too
+_WITH_OFFSETS = (*_LISTS, pa.StringArray, pa.BinaryArray, pa.LargeStringArray, pa.LargeBinaryArray)
+
+
+def _lacks_offsets(array: pa.Array) -> bool:
+    if not len(array) and isinstance(array, _WITH_OFFSETS) and not array.buffers()[1]:
+        return True
+    if isinstance(array, pa.StructArray):
+        return any(_lacks_offsets(array.field(at)) for at in range(array.type.num_fields))
+    if isinstance(array, (*_LISTS, pa.FixedSizeListArray)):
+        return _lacks_offsets(array.values)
+    if isinstance(array, pa.DictionaryArray):
+        return _lacks_offsets(array.dictionary)
+    return isinstance(array, pa.ExtensionArray) and _lacks_offsets(array.storage)
+
+
+def complete_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return *batch* if no array in it `lacks_offsets`, otherwise a copy that has them."""
+    return batch.take(pa.array(range(batch.num_rows), pa.int64())) if lacks_offsets(batch) else batch
+
+
 def batch_bytes(batch: pa.RecordBatch) -> int:
-    """Return the bytes of *batch*: of its visible rows; with unions, of its complete buffers."""
-    # Arrow leaves out the buffers of a union without rows when it reads one; `nbytes` looks into them and takes the
-    # process down.
-    size: int = batch.get_total_buffer_size() if has_unions(batch.schema) else batch.nbytes
+    """Return the bytes of *batch*: of its visible rows; of its complete buffers if it has unions or `lacks_offsets`."""
+    # `nbytes` reads the offsets of empty arrays and takes the process down if there are none. Of a union without rows,
+    # Arrow itself leaves out the buffers when it reads one.
+    is_safe = not has_unions(batch.schema) and not lacks_offsets(batch)
+    size: int = batch.nbytes if is_safe else batch.get_total_buffer_size()
     return size
 
 
@@ -377,7 +414,12 @@ class Bundle(_BundleFields):
 
     def _repr_html_(self) -> str:
         rows = [
-            {"slot": slot, "rows": batch.num_rows, "size_bytes": batch.nbytes, "columns": ", ".join(batch.schema.names)}
+            {
+                "slot": slot,
+                "rows": batch.num_rows,
+                "size_bytes": batch_bytes(batch),
+                "columns": ", ".join(batch.schema.names),
+            }
             for slot, batch in self._slots.items()
         ]
         return section_html("Bundle", rows_html(rows))

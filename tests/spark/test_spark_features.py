@@ -170,20 +170,6 @@ def test_times_of_day_are_refused_where_spark_has_no_type(monkeypatch, kind):
     assert from_arrow_schema(pa.schema([("at", pa.timestamp("us"))])).simpleString() == "struct<at:timestamp_ntz>"
 
 
-def test_offsets_are_added_to_what_arrow_18_sends(monkeypatch):
-    """For the elements of lists that are all empty; the values are the same."""
-    monkeypatch.setattr(spark_features, "_HAS_ALL_BUFFERS", False)
-    nothing = pa.py_buffer(b"")
-    names = pa.Array.from_buffers(pa.string(), 0, [None, nothing, nothing])
-    elements = pa.Array.from_buffers(pa.struct([("name", pa.string())]), 0, [None], children=[names])
-    offsets = pa.py_buffer(bytes(12))
-    lists = pa.Array.from_buffers(pa.list_(elements.type), 2, [None, offsets], children=[elements])
-    sent = pa.record_batch({"id": [1, 2], "events": lists})
-    [batch] = spark_features.complete_batches([sent])
-    assert batch["events"].flatten().field(0).buffers()[1].size == 4
-    assert batch.equals(sent)
-
-
 # ── streams without limits ───────────────────────────────────────────────────────────────────────────
 
 

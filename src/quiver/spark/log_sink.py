@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark import TaskContext
 
+from quiver.bundle import complete_batch
 from quiver.errors import UsageError
 from quiver.primitives.batch_notes import ONCE_PREFIX
 from quiver.spark.spark_features import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
-    complete_batches,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         """Stage one partition, in a task."""
-        rows = complete_batches(iterator)
+        rows = map(complete_batch, iterator)
         return StagedRows(self._writer, self._sink.stage(rows, writer=self._writer, batch=self._batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -95,7 +95,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # Only a task knows both; `commit` gets the number of the batch alone.
         writer = context.getLocalProperty("sql.streaming.queryId")
         batch = int(context.getLocalProperty("streaming.sql.batchId"))
-        return StagedRows(writer, self._sink.stage(complete_batches(iterator), writer=writer, batch=batch))
+        return StagedRows(writer, self._sink.stage(map(complete_batch, iterator), writer=writer, batch=batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Commit everything that was staged as one batch, unless that batch was committed before."""

@@ -15,7 +15,6 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -43,7 +42,6 @@ __all__ = [
     "ReadMaxBytes",
     "SupportsTriggerAvailableNow",
     "WriterCommitMessage",
-    "complete_batches",
     "from_arrow_schema",
     "require",
     "to_arrow_schema",
@@ -157,21 +155,6 @@ else:
             """Ignore *values*."""
 
     ReadAllAvailable = ReadMaxBytes = SupportsTriggerAvailableNow = ReadLimit
-
-
-_HAS_ALL_BUFFERS = STREAM_LIMITS.is_available
-"""Spark 4.0 and 4.1 have Arrow 18, which leaves out buffers; Spark 4.2 has Arrow 19."""
-
-
-def complete_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """
-    Yield *batches*, which Spark passes to a writer, with all buffers.
-
-    Spark 4.0 and 4.1 send no offsets for the elements of lists that are all empty. pyarrow accepts that, but dies with
-    a segmentation fault when it is asked for the size of such a batch.
-    """
-    for batch in batches:
-        yield batch if _HAS_ALL_BUFFERS else batch.take(pa.array(range(batch.num_rows), pa.int64()))
 
 
 _UTC = {"timezone": "UTC"} if "timezone" in inspect.signature(_types.to_arrow_schema).parameters else {}

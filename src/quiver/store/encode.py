@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from quiver.bundle import schema_fingerprint
+from quiver.bundle import batch_bytes, schema_fingerprint
 from quiver.errors import BundleTooLargeError, InvalidBundleError
 from quiver.primitives.arena import Arena
 from quiver.primitives.disk.file_system import Buffer
@@ -153,7 +153,7 @@ class SlotEncoder:
                 if (
                     self._keeps_batches
                     and batch.get_total_buffer_size() >= PIECES_BYTES_MIN
-                    and batch.nbytes >= PIECES_BYTES_MIN
+                    and batch_bytes(batch) >= PIECES_BYTES_MIN
                     and not fingerprints
                 ):
                     message = pieced(batch, len(stream.schema_message))

@@ -9,6 +9,8 @@ import pytest
 from flight_calls import command, put, rows, ticket
 
 import quiver
+from missing_offsets import KINDS, received
+from quiver.bundle import lacks_offsets
 from quiver.errors import StoreFailedError
 from quiver.receivers.flight.bundles import rows_of_bundle
 from quiver.receivers.flight.sources import served_store
@@ -75,6 +77,19 @@ def test_dictionaries_and_empty_batches(serve):
     acks, error = put(client, LOGS, *batches)
     assert (len(acks), error) == (3, None)
     assert client.do_get(ticket(slot="logs")).read_all()["word"].to_pylist() == ["a", "b", "b", "c"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_arrays_without_offsets_are_stored(store, serve, kind):
+    """A client in Java may send them: pyarrow ends the process when it counts the size of some of them."""
+    batch = received(KINDS[kind])
+    client = serve()
+    assert put(client, command(slot="logs"), batch) == ([{"sequence": 0}], None)
+    bundle = rows_of_bundle(quiver.Bundle({"logs": batch}), quiver.OTAP)
+    assert put(client, command(bundles=True), bundle) == ([{"sequence": 0}], None)
+    assert client.do_get(ticket(slot="logs")).read_all().to_pylist() == batch.to_pylist() * 2
+    for _, stored in store_bundles(store):
+        assert not lacks_offsets(stored["logs"])
 
 
 def test_complete_bundles_are_stored(store, serve):

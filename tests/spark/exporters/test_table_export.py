@@ -90,7 +90,6 @@ def test_otlp_files_can_be_read_by_a_collector(spark, store, tmp_path):
         batches(spark, store, settings, [SqlSettings("SELECT count(*) AS n FROM logs")], number=1)
 
 
-@needs(EXPORTERS)
 def test_parquet_has_the_columns_of_the_query(spark, store, tmp_path):
     """In a directory with the name of its output."""
     store.otlp(3)

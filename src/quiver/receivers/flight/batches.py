@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from quiver.bundle import batch_bytes, complete_batch
 from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.stream.ipc_messages import DICTIONARY, RECORD_BATCH, SCHEMA, parse_messages
 from quiver.primitives.packing import padding
@@ -139,9 +140,7 @@ class BatchDecoder:
             self._reader = pa.ipc.open_stream(self._feed, options=_READ_OPTIONS)
         if one.kind != RECORD_BATCH:
             return None
-        batch: pa.RecordBatch = self._reader.read_next_batch()
-        batch.validate(full=True)
-        return batch
+        return _validated(self._reader.read_next_batch())
 
 
 def decode_ipc_stream(data: bytes, limits: BatchLimits) -> pa.RecordBatch | Damage:
@@ -154,13 +153,17 @@ def decode_ipc_stream(data: bytes, limits: BatchLimits) -> pa.RecordBatch | Dama
         inflated = sum(one.bytes_inflated for one in found)
         if inflated > limits.inflated_bytes_max:
             return Damage(0, f"{inflated} bytes decompressed; {limits.inflated_bytes_max} are allowed")
-        batch = pa.ipc.open_stream(pa.py_buffer(data), options=_READ_OPTIONS).read_next_batch()
-        batch.validate(full=True)
+        return _validated(pa.ipc.open_stream(pa.py_buffer(data), options=_READ_OPTIONS).read_next_batch())
     except ConversionError as refusal:
         return Damage(0, str(refusal))
     except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, StopIteration) as error:
         return Damage(0, f"Arrow refuses it: {str(error)[:300] or type(error).__name__}")
-    return batch
+
+
+def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return *batch* with all offsets, after every value in it was checked."""
+    batch.validate(full=True)
+    return complete_batch(batch)
 
 
 class _Sink:
@@ -256,7 +259,7 @@ def _is_mark(written: Any) -> bool:
 
 def slices_of(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
     """Yield *batch* in slices of about *bytes_max* bytes, with at least one row each."""
-    pieces = max(1, -(-batch.nbytes // bytes_max))
+    pieces = max(1, -(-batch_bytes(batch) // bytes_max))
     rows = max(1, -(-batch.num_rows // pieces))
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.bundle import Adapter, Bundle
+from quiver.bundle import Adapter, Bundle, batch_bytes
 from quiver.errors import InvalidBundleError
 from quiver.receivers.flight.batches import BatchLimits, decode_ipc_stream
 
@@ -52,7 +52,7 @@ def bundle_of_rows(rows: pa.RecordBatch, adapter: Adapter, limits: BatchLimits) 
         batch = decode_ipc_stream(data, BatchLimits(left, limits.dictionaries_bytes_max))
         if not isinstance(batch, pa.RecordBatch):
             raise InvalidBundleError(f"slot {slot}: {batch.reason}")
-        left -= batch.nbytes
+        left -= batch_bytes(batch)
         slots[slot] = batch
     return Bundle(slots, adapter=adapter)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.bundle import Bundle
+from quiver.bundle import Bundle, batch_bytes
 from quiver.errors import InvalidBundleError, UsageError
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
@@ -54,7 +54,7 @@ class BatchPut(ABC):
         if isinstance(batch, Damage):
             raise InvalidBundleError(f"batch {self._count} of the stream: {batch.reason}")
         sequence = sequence_of(message.metadata, self._count)
-        size = min(batch.nbytes, self._budget.cap_bytes)
+        size = min(batch_bytes(batch), self._budget.cap_bytes)
         self._budget.reserve(size, timeout=self._wait_s)
         try:
             receipt = self._keep(batch, sequence, is_numbered=bool(message.metadata))

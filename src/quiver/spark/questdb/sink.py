@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 from pyspark import TaskContext
 
+from quiver.bundle import complete_batch
 from quiver.errors import UsageError
 from quiver.spark.questdb.options import QuestdbOptions, parse_questdb_options
 from quiver.spark.spark_features import (
@@ -25,7 +26,6 @@ from quiver.spark.spark_features import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
-    complete_batches,
 )
 
 if TYPE_CHECKING:
@@ -139,6 +139,6 @@ def _task() -> Any:
 
 
 def _send(options: QuestdbOptions, slots: str, group: tuple[str, int], batches: Iterator[pa.RecordBatch]) -> _Sent:
-    rows = complete_batches(batches)
+    rows = map(complete_batch, batches)
     sent = _task().send_partition(options, slots, TaskContext.get().partitionId(), group, rows)
     return _Sent(sent.messages, sent.known)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from quiver.bundle import OTLP_SCHEMA
+from quiver.bundle import OTLP_SCHEMA, batch_bytes
 from quiver.errors import UsageError
 from quiver.otap import VIEW_SLOTS
 from quiver.primitives.disk.file_system import FileSystem
@@ -66,7 +66,7 @@ def bundles_of(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> Itera
 def _pieces(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
     if not batch.num_rows:
         return
-    fitting = max(1, bytes_max * batch.num_rows // max(1, batch.nbytes))
+    fitting = max(1, bytes_max * batch.num_rows // max(1, batch_bytes(batch)))
     step = min(rows_max, fitting)
     for start in range(0, batch.num_rows, step):
         yield batch.slice(start, step)

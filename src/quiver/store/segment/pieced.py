@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from quiver.bundle import batch_bytes
+
 __all__ = ["PIECES_BYTES_MIN", "PiecedMessage", "pieced"]
 
 PIECES_BYTES_MIN = 64 * 1024
@@ -60,7 +62,7 @@ def pieced(batch: pa.RecordBatch, schema_bytes: int) -> PiecedMessage | None:
     Unsafe is a buffer that can be changed. Wasteful is one that keeps alive more than half as much again as the batch
     needs: a slice of a large batch, or one column of many.
     """
-    nbytes = batch.nbytes
+    nbytes = batch_bytes(batch)
     alive: dict[int, int] = {}
     for column in batch.columns:
         for buffer in column.buffers():
