@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import store_rig
@@ -97,6 +99,76 @@ class NodeRig:
         answer = decode_node_record(memoryview(self.tier.get(node_key(self.identity), size_max=1 << 20)))
         assert isinstance(answer, Frame)
         return answer.value
+
+
+class Fleet:
+    """Several nodes with one bucket. The numbers of each node begin at another multiple of *spacing*."""
+
+    def __init__(self, count: int = 3, *, spacing: int = 100, **settings: object) -> None:
+        first = NodeRig(**settings)
+        self.nodes = [first]
+        for place in range(1, count):
+            bucket = DirectoryObjects(first.fs, BUCKET, clock=first.clock)
+            node = NodeRig(CrashFileSystem(), bucket=bucket, **{"fleet_name": f"edge-{place}"} | settings)
+            node.taken = place * spacing
+            self.nodes.append(node)
+        self.spacing = spacing
+        self.tier = FaultObjects(DirectoryObjects(first.fs, BUCKET, clock=first.clock))
+        """The bucket, as a reader accesses it."""
+
+    def fill(self, segments: int, *nodes: NodeRig) -> None:
+        """Seal and upload this many segments of two bundles each; on all nodes or some."""
+        for node in nodes or self.nodes:
+            with node.open() as store:
+                node.fill(store, segments)
+                node.turn(store)
+
+    def free(self) -> int:
+        """Let the nodes delete what is acknowledged; return how many segments they have left."""
+        left = 0
+        for node in self.nodes:
+            with node.open() as store:
+                for _ in range(3):
+                    node.turn(store)
+                left += store.stats()["segments"]
+        return left
+
+    @property
+    def expected(self) -> dict[str, list[int]]:
+        """All numbers that were ingested, by node."""
+        return {node.identity: list(range(place * self.spacing, node.taken)) for place, node in enumerate(self.nodes)}
+
+
+class DiedError(Exception):
+    """The process of a reader ended."""
+
+
+@dataclass
+class Life:
+    """One process of a reader."""
+
+    requests: int = 0
+    """Its requests to the bucket, without the listings of the inbox: those are 256, and change nothing."""
+    has_died: bool = False
+
+
+@contextmanager
+def dying_at(tier: FaultObjects, request: int) -> Iterator[Life]:
+    """Let a reader die before its request with this number, counted from 1. If it has fewer requests, it survives."""
+    life = Life()
+
+    def count(operation: str, key: str) -> None:
+        life.requests += not (operation == "list" and key.startswith("inbox"))
+        if life.requests == request:
+            raise DiedError
+
+    tier.on_call = count
+    try:
+        yield life
+    except DiedError:
+        life.has_died = True
+    finally:
+        tier.on_call = lambda _operation, _key: None
 
 
 @dataclass

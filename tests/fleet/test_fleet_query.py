@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fleet_query import Checkpoint, FleetQuery, damage
-from fleet_rig import BUCKET, LAKE, NodeRig
+from fleet_rig import BUCKET, LAKE, Fleet, NodeRig, dying_at
 
 from quiver.errors import DataLossError, FencedError, ObjectsUnavailableError, UsageError
 from quiver.objects.directory import DirectoryObjects
@@ -19,45 +19,8 @@ from quiver.store.reading.fleet.positions import read_positions
 from quiver.store.reading.fleet.rejected import list_rejected
 from quiver.store.reading.fleet.retirement import retire_node
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.testing.faultobjects import FaultObjects
 
 pytestmark = pytest.mark.usefixtures("quiet")
-
-
-class Fleet:
-    """Three nodes with one bucket. Node k has the numbers k × 100 and following."""
-
-    def __init__(self, **settings):
-        first = NodeRig(**settings)
-        self.nodes = [first]
-        for number in (1, 2):
-            bucket = DirectoryObjects(first.fs, BUCKET, clock=first.clock)
-            node = NodeRig(CrashFileSystem(), bucket=bucket, fleet_name=f"edge-{number}", **settings)
-            node.taken = number * 100
-            self.nodes.append(node)
-        self.tier = FaultObjects(DirectoryObjects(first.fs, BUCKET, clock=first.clock))
-
-    def fill(self, segments, *nodes):
-        """Seal and upload segments of two bundles."""
-        for node in nodes or self.nodes:
-            with node.open() as store:
-                node.fill(store, segments)
-                node.turn(store)
-
-    def free(self):
-        """Let the nodes delete what is acknowledged; return how many segments they have left."""
-        left = 0
-        for node in self.nodes:
-            with node.open() as store:
-                for _ in range(3):
-                    node.turn(store)
-                left += store.stats()["segments"]
-        return left
-
-    @property
-    def expected(self):
-        """All numbers that were ingested, by node."""
-        return {node.identity: list(range(place * 100, node.taken)) for place, node in enumerate(self.nodes)}
 
 
 @pytest.fixture
@@ -147,37 +110,23 @@ def _acks(fleet):
     return [info.key for info in fleet.tier.list_below(f"acks/{LAKE}")]
 
 
-def test_driver_dies_at_any_request():
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_driver_dies_at_any_request(every):
     """Each row is in the sink once, and everything is freed, wherever the query dies, and however often."""
-
-    class Died(Exception):
-        pass
-
-    total = None
-    step = 0
-    while total is None or step <= total:
+    request = 0
+    while True:
+        request += every
         fleet = Fleet()
         fleet.fill(2)
         checkpoint = Checkpoint()
-        calls = [0]
-
-        def count(operation, key, *, calls=calls, step=step):
-            calls[0] += not (operation == "list" and key.startswith("inbox"))  # 256 shards, which change nothing
-            if calls[0] == step:
-                raise Died
-
-        fleet.tier.on_call = count
-        try:
+        with dying_at(fleet.tier, request) as life:
             FleetQuery(fleet.tier, checkpoint, batch_bytes_max=12_000).run()
-            total = calls[0] if total is None else total
-        except Died:
-            pass
-        fleet.tier.on_call = lambda _operation, _key: None
-        again = FleetQuery(fleet.tier, checkpoint, batch_bytes_max=12_000)
-        again.run()
-        assert delivered(fleet, checkpoint) == fleet.expected, step
-        assert fleet.free() == 0, step
-        step += 1
+        FleetQuery(fleet.tier, checkpoint, batch_bytes_max=12_000).run()
+        assert delivered(fleet, checkpoint) == fleet.expected, request
+        assert fleet.free() == 0, request
+        if not life.has_died:
+            break
+    assert request > 8
 
 
 def test_a_second_driver_replaces_the_first(fleet):

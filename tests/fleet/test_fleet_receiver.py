@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import yaml
 from fleet_query import damage
-from fleet_rig import BUCKET, LAKE, NodeRig
+from fleet_rig import BUCKET, LAKE, Fleet, dying_at
 
 import quiver
 import store_rig
 from quiver.errors import PipelineError, UsageError
-from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.config.store import FleetReceiverConfig
 from quiver.pipeline.explain import describe
@@ -19,8 +20,6 @@ from quiver.receivers.fleet_receiver import FleetReceiver
 from quiver.store.reading.fleet.inbox import list_inbox, list_node
 from quiver.store.reading.fleet.rejected import list_rejected
 from quiver.testing.clock import ManualClock
-from quiver.testing.crashfs import CrashFileSystem
-from quiver.testing.faultobjects import FaultObjects
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -29,34 +28,14 @@ SECOND = 10_000
 """The first number of the second node."""
 
 
-class Rig:
+class Rig(Fleet):
     """Two nodes, and the store of a pipeline on a real disk."""
 
     def __init__(self, root):
-        first = NodeRig()
-        second = NodeRig(CrashFileSystem(), bucket=DirectoryObjects(first.fs, BUCKET, clock=first.clock))
-        second.taken = SECOND
-        self.nodes = [first, second]
-        self.tier = FaultObjects(DirectoryObjects(first.fs, BUCKET, clock=first.clock))
+        super().__init__(2, spacing=SECOND)
         self.root = str(root)
         self.store = quiver.open(root, background=False)
         self.clock = ManualClock()
-
-    def fill(self, segments):
-        for node in self.nodes:
-            with node.open() as store:
-                node.fill(store, segments)
-                node.turn(store)
-
-    def left(self):
-        """Let the nodes delete what is acknowledged."""
-        left = 0
-        for node in self.nodes:
-            with node.open() as store:
-                for _ in range(3):
-                    node.turn(store)
-                left += store.stats()["segments"]
-        return left
 
     def receiver(self, **config):
         """One process of the receiver."""
@@ -91,44 +70,27 @@ def run(rig, receiver, batches=20):
 def test_the_bundles_of_all_nodes_are_stored_once(rig):
     """In several batches; then the nodes delete them."""
     rig.fill(3)
-    expected = [*range(rig.nodes[0].taken), *range(SECOND, rig.nodes[1].taken)]
     run(rig, rig.receiver(max_batch_size="8KB"))
-    assert rig.numbers() == expected
-    assert rig.left() == 0
+    assert rig.numbers() == [*chain.from_iterable(rig.expected.values())]
+    assert rig.free() == 0
     assert list_inbox(rig.tier) == {}
 
 
 def test_a_receiver_that_dies_at_any_request_stores_nothing_twice(rig):
     """Between the commit of a batch in the store and its acknowledgement, too."""
-
-    class Died(Exception):
-        pass
-
-    step = 0
+    request = 0
     while True:
         rig.fill(1)
-        step += 1
-        calls = [0]
-
-        def count(operation, key, *, calls=calls, step=step):
-            calls[0] += not (operation == "list" and key.startswith("inbox"))
-            if calls[0] == step:
-                raise Died
-
-        rig.tier.on_call = count
-        died = False
-        try:
+        request += 1
+        with dying_at(rig.tier, request) as life:
             run(rig, rig.receiver(), 2)
-        except Died:
-            died = True
-        rig.tier.on_call = lambda _operation, _key: None
-        if not died:
+        if not life.has_died:
             break
         run(rig, rig.receiver(), 2)
     run(rig, rig.receiver(), 4)
-    assert step > 8
-    assert rig.numbers() == [*range(rig.nodes[0].taken), *range(SECOND, rig.nodes[1].taken)]
-    assert rig.left() == 0
+    assert request > 8
+    assert rig.numbers() == [*chain.from_iterable(rig.expected.values())]
+    assert rig.free() == 0
 
 
 def test_a_damaged_segment_stops_its_node_only(rig):
@@ -140,9 +102,9 @@ def test_a_damaged_segment_stops_its_node_only(rig):
     assert rig.numbers() == [0, 1, 2, 3, SECOND + 2, SECOND + 3]
     ((_, rejected),) = list_rejected(rig.tier, LAKE)
     assert (rejected.identity, rejected.segment, rejected.cause) == (node, 0, "damaged")
-    assert rig.left() == 2
+    assert rig.free() == 2
     run(rig, rig.receiver(accept_data_loss_of=(node,)))
-    assert rig.left() == 0
+    assert rig.free() == 0
     assert rig.numbers() == [0, 1, 2, 3, SECOND + 2, SECOND + 3]
 
 

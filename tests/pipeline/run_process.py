@@ -11,11 +11,33 @@ import urllib.request
 from pathlib import Path
 
 import quiver
+from ports import free_port
 from quiver.clock import SYSTEM_CLOCK
 from quiver.otap import view
 from quiver.pipeline.processes.run import read_state
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+BUFFER_ONLY = """\
+nodes:
+  otlp:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {out_port: {destinations: [persistence]}}
+    config: {protocols: {http: {listening_addr: "127.0.0.1:{{port}}"}}}
+  persistence:
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    config: {path: "{{directory}}/buffer"}
+"""
+"""A pipeline of one process: a receiver and its buffer."""
+
+
+def command_line(directory):
+    """Write `BUFFER_ONLY` below *directory*, and return the command line that runs it there on a free port."""
+    file = directory / "p.yaml"
+    file.write_text(BUFFER_ONLY, encoding="utf-8")
+    argv = [sys.executable, "-m", "quiver.cli.main", "run", str(file)]
+    return [*argv, "--set", f"port={free_port()}", "--set", f"directory={directory}"]
 
 
 def with_processor(site, source=EXAMPLES / "custom_processor"):

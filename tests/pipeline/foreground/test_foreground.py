@@ -5,49 +5,28 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from run_process import command_line
 
+from ports import free_port
 from quiver.pipeline.health import HANG_S, Health
 from quiver.pipeline.processes.foreground import fits_one_process
 from quiver.pipeline.processes.run import read_state
 from quiver.pipeline.processes.sd_notify import watchdog_interval_s
 
-PIPELINE = """\
-nodes:
-  otlp:
-    kind: receiver
-    plugin_urn: "urn:otel:otlp:receiver"
-    out_ports: {out_port: {destinations: [persistence]}}
-    config: {protocols: {http: {listening_addr: "127.0.0.1:{{port}}"}}}
-  persistence:
-    kind: processor
-    plugin_urn: "urn:otap:processor:persistence"
-    config: {path: "{{directory}}/buffer"}
-"""
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
 
 @pytest.fixture
 def started(tmp_path):
     """Return a function that starts `quiver run` with a real notify socket; yields the process and the socket."""
-    (tmp_path / "p.yaml").write_text(PIPELINE, encoding="utf-8")
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / "notify"))
     manager.settimeout(60)
     running = []
 
     def start(*options, **environment):
-        argv = [sys.executable, "-m", "quiver.cli.main", "run", str(tmp_path / "p.yaml")]
-        argv += ["--set", f"port={free_port()}", "--set", f"directory={tmp_path}", "--run-dir", str(tmp_path / "run")]
-        argv += options
+        argv = [*command_line(tmp_path), "--run-dir", str(tmp_path / "run"), *options]
         environment = os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify")} | environment
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ports import free_port
 from quiver.cli import main as entry
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.plugins import PLUGINS
@@ -39,20 +40,14 @@ metrics: {{listen: "{metrics}"}}
 """
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 @pytest.fixture
 def text(tmp_path):
     """Return a function that fills the file; its defaults can run here."""
 
     def fill(**values):
         known = {
-            "address": free_port(),
-            "metrics": free_port(),
+            "address": f"127.0.0.1:{free_port()}",
+            "metrics": f"127.0.0.1:{free_port()}",
             "more": "",
             "path": tmp_path / "buffer",
             "urn": "urn:otel:otlp:exporter",

@@ -4,14 +4,13 @@ import errno
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from run_process import BUFFER_ONLY, command_line
 
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
@@ -28,35 +27,16 @@ from quiver.pipeline.processes.run import (
 )
 from waiting import wait_until
 
-PIPELINE = """\
-nodes:
-  otlp:
-    kind: receiver
-    plugin_urn: "urn:otel:otlp:receiver"
-    out_ports: {out_port: {destinations: [persistence]}}
-    config: {protocols: {http: {listening_addr: "127.0.0.1:{{port}}"}}}
-  persistence:
-    kind: processor
-    plugin_urn: "urn:otap:processor:persistence"
-    config: {path: "{{directory}}/buffer"}
-"""
-
 
 @pytest.fixture
 def command(tmp_path):
     """Return the command line of a pipeline that only buffers."""
-    path = tmp_path / "p.yaml"
-    path.write_text(PIPELINE, encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    argv = [sys.executable, "-m", "quiver.cli.main", "run", str(path)]
-    return [*argv, "--set", f"port={port}", "--set", f"directory={tmp_path}"]
+    return command_line(tmp_path)
 
 
 def pipeline_of(tmp_path):
     """Return its validated pipeline."""
-    return load_pipeline(PIPELINE, source="p.yaml", values={"directory": str(tmp_path), "port": "4318"})[0]
+    return load_pipeline(BUFFER_ONLY, source="p.yaml", values={"directory": str(tmp_path), "port": "4318"})[0]
 
 
 def test_pending_data_of_an_unknown_exporter_are_reported(tmp_path):
@@ -129,7 +109,7 @@ def test_run_continues_until_standard_input_ends(command, tmp_path):
 
 def test_the_file_gives_the_number_of_ingest_processes(command, tmp_path):
     """`cores` in the file is the number; `--cores` would override it."""
-    (tmp_path / "p.yaml").write_text(f"{PIPELINE}cores: 2\n", encoding="utf-8")
+    (tmp_path / "p.yaml").write_text(f"{BUFFER_ONLY}cores: 2\n", encoding="utf-8")
     run_dir = tmp_path / "buffer.run"
     with start([*command, "--stop-with-stdin"]) as running:
         wait_until(lambda: all((run_dir / ingest_ready(core)).exists() for core in (0, 1)))
@@ -204,7 +184,7 @@ def test_a_failed_reload_changes_nothing(tmp_path, monkeypatch):
     """
     pipeline = pipeline_of(tmp_path)
     config = 'config: {path: "{{directory}}/buffer"}\n'
-    text = PIPELINE.replace(config, f"out_ports: {{o: {{destinations: [screen]}}}}\n    {config}{CONSOLE}")
+    text = BUFFER_ONLY.replace(config, f"out_ports: {{o: {{destinations: [screen]}}}}\n    {config}{CONSOLE}")
     with_spark = load_pipeline(text, source="p.yaml", values={"directory": str(tmp_path), "port": "4318"})[0]
     messages = []
 
