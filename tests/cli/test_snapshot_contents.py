@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import yaml
 
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
@@ -22,6 +23,7 @@ from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.staging.batches import commit_batch, stage
 from quiver.store.subscribers.retry_set import RetrySet
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PIPELINE = """\
 nodes:
   otlp:
@@ -125,6 +127,34 @@ def test_quarantined_files_are_copied(buffer, tmp_path, call):
     assert call("snapshot", buffer, tmp_path / "copy").exit_code == 0
     assert call("restore", tmp_path / "copy", tmp_path / "back").exit_code == 0
     assert (tmp_path / "back" / "quarantine" / "0000000000000009.qseg").read_bytes() == b"damaged"
+
+
+def test_independent_pipelines_are_one_unit(tmp_path, call):
+    """The buffers of all pipelines of a file are copied and restored, and one that is in memory is mentioned."""
+    file = tmp_path / "p.yaml"
+    text = (EXAMPLES / "several-pipelines.yaml").read_text()
+    options = ["--set", f"directory={tmp_path / 'data'}"]
+    file.write_text(text)
+    for name, number in (("applications", 1), ("host", 2)):
+        with quiver.open(tmp_path / "data" / name) as store:
+            store.ingest(numbered(number))
+            store.seal()
+            store.ingest(numbered(number * 10))
+    taken = call("snapshot", file, tmp_path / "copy", *options, "--check")
+    assert taken.exit_code == 0, taken.output
+    assert call("verify", tmp_path / "copy").exit_code == 0
+    again = ["--set", f"directory={tmp_path / 'there'}"]
+    assert call("restore", tmp_path / "copy", file, *again).exit_code == 0
+    assert [numbers_in(tmp_path / "there" / name) for name in ("applications", "host")] == [[1, 10], [2, 20]]
+
+    nodes = yaml.safe_load(text)
+    host = nodes["groups"]["default"]["pipelines"]["host"]
+    del host["nodes"]["host_buffer"]
+    host["connections"] = [{"from": "receiver", "to": "host_exporter"}]
+    file.write_text(yaml.safe_dump(nodes))
+    taken = call("snapshot", file, tmp_path / "half", *options, "--check")
+    assert (taken.exit_code, "not in the copy: the data of host-memory" in taken.output) == (0, True), taken.output
+    assert sorted(path.name for path in (tmp_path / "half" / "buffers").iterdir()) == ["app_buffer"]
 
 
 @pytest.fixture
@@ -284,7 +314,7 @@ def test_wrong_arguments_of_snapshot_and_restore_are_refused(pipeline, tmp_path,
     """Each with a message and exit code 2."""
     file, data = pipeline
     options = ["--set", f"directory={data}"]
-    memory = Path(__file__).parents[2] / "examples" / "in-memory.yaml"
+    memory = EXAMPLES / "in-memory.yaml"
     assert "in memory" in call("snapshot", memory, tmp_path / "x").output
     assert "none of its buffers exists" in call("snapshot", file, tmp_path / "x", "--set", "directory=/nothing").output
     assert call("snapshot", data / "buffer", tmp_path / "x", *options).exit_code == 2

@@ -35,7 +35,8 @@ __all__ = ["check_checkpoints", "pipeline_roots", "restore_pipeline", "snapshot_
 
 def snapshot_pipeline(fs: FileSystem, pipeline: Pipeline, run_dir: Path, target: str, *, now_ns: int) -> Copied:
     """
-    Copy all buffers of *pipeline*, and its checkpoints, to the new directory *target*. Durable and complete on return.
+    Copy all buffers of *pipeline* on disk, and its checkpoints, to the new directory *target*. Durable and complete on
+    return.
 
     Args:
         fs: the file system.
@@ -68,6 +69,11 @@ def snapshot_pipeline(fs: FileSystem, pipeline: Pipeline, run_dir: Path, target:
         if _is_remote(checkpoint)
     ]
     done.remarks += [f"{path} does not exist yet" for path in _paths(pipeline) if not fs.exists(path)]
+    done.remarks += [
+        f"not in the copy: the data of {buffer.name}, which is in memory"
+        for buffer in pipeline.buffers
+        if buffer.kind == "memory"
+    ]
     return done
 
 
@@ -169,15 +175,17 @@ def check_checkpoints(fs: FileSystem, pipeline: Pipeline, run_dir: Path) -> list
 
 
 def _buffers(pipeline: Pipeline) -> list[tuple[Buffer, str]]:
-    """Return the buffers in the order of the flow, each with its place in a snapshot."""
-    if not pipeline.is_durable:
+    """Return the buffers on disk in the order of the flow, each with its place in a snapshot."""
+    found = [
+        (buffer, f"{BUFFERS_DIR}/{buffer.name if _is_name(buffer.name) else f'buffer-{number}'}")
+        for number, buffer in enumerate(pipeline.buffers)
+        if buffer.kind != "memory"
+    ]
+    if not found:
         raise UsageError(
             f"{pipeline.source} has no persistence node: what waits is in memory, and there is nothing to copy"
         )
-    return [
-        (buffer, f"{BUFFERS_DIR}/{buffer.name if _is_name(buffer.name) else f'buffer-{number}'}")
-        for number, buffer in enumerate(pipeline.buffers)
-    ]
+    return found
 
 
 def _is_name(name: str) -> bool:

@@ -54,8 +54,10 @@ Strategy = str
 _STRATEGIES = ("round_robin", "broadcast")
 _COMMON_KEYS = ("metrics", "status", "memory", "disk", "cores", "log_level", "spark")
 _TOP_KEYS = ("nodes", *_COMMON_KEYS)
-_LATER_KEYS = ("version", "groups", "pipeline_groups", "settings", *_COMMON_KEYS)
-_PIPELINE_KEYS = ("nodes", "connections", "settings")
+_REFUSED_KEYS = ("settings", "policies")
+_LATER_KEYS = ("version", "groups", "pipeline_groups", *_REFUSED_KEYS, *_COMMON_KEYS)
+_GROUP_KEYS = ("pipelines", "policies")
+_PIPELINE_KEYS = ("nodes", "connections", *_REFUSED_KEYS)
 _NODE_KEYS = ("kind", "plugin_urn", "out_ports", "config")
 _LATER_NODE_KEYS = ("type", "config")
 _PORT_KEYS = ("destinations", "dispatch_strategy", "signals")
@@ -246,6 +248,7 @@ def _later(document: Document, top: Mapping[str, Any], problems: Problems) -> di
     if top["version"] != VERSION:
         raise document.invalid(("version",), f"version {top['version']} is not known; this version reads {VERSION}")
     _refuse_settings(document, (), top)
+    _refuse_policies(document, (), top)
     pipelines = _pipelines(document, top, problems)
     found: dict[str, RawNode] = {}
     for label, path, pipeline in pipelines:
@@ -265,6 +268,7 @@ def _pipeline(
     """Return the nodes of one pipeline; *others* are those of the pipelines before it."""
     _known(document, path, pipeline, _PIPELINE_KEYS, problems)
     _refuse_settings(document, path, pipeline)
+    _refuse_policies(document, path, pipeline)
     if "nodes" not in pipeline:
         raise document.invalid(path, "nodes is missing")
     raw = _nodes(document, (*path, "nodes"), pipeline["nodes"])
@@ -321,6 +325,26 @@ def _refuse_settings(document: Document, path: Path, raw: Mapping[str, Any]) -> 
         raise document.invalid((*path, "settings", first), reason)
 
 
+def _refuse_policies(document: Document, path: Path, raw: Mapping[str, Any]) -> None:
+    """Refuse the policies of other engines, with the key to write instead of a number of cores."""
+    policies = raw.get("policies")
+    if not policies:
+        return
+    here: Path = (*path, "policies")
+    inside = mapping(document, here, policies, "policies")
+    resources = inside.get("resources")
+    if isinstance(resources, dict) and "core_allocation" in resources:
+        allocation = resources["core_allocation"]
+        count = allocation.get("count", "N") if isinstance(allocation, dict) else "N"
+        reason = (
+            f"policies.resources.core_allocation has no effect here; write cores: {count} next to version, for all"
+            " pipelines of the file"
+        )
+        raise document.invalid((*here, "resources", "core_allocation"), reason)
+    first = next(iter(inside))
+    raise document.invalid((*here, first), f"policies.{first} has no effect here; leave policies out")
+
+
 def _pipelines(
     document: Document, top: Mapping[str, Any], problems: Problems
 ) -> list[tuple[str, Path, dict[str, Any]]]:
@@ -332,7 +356,8 @@ def _pipelines(
     for group, value in mapping(document, (key,), top.get(key), key).items():
         here: Path = (key, group)
         inside = mapping(document, here, value, f"group {group}")
-        _known(document, here, inside, ("pipelines",), problems)
+        _known(document, here, inside, _GROUP_KEYS, problems)
+        _refuse_policies(document, here, inside)
         pipelines = mapping(document, (*here, "pipelines"), inside.get("pipelines"), "pipelines")
         found += [(group, name, pipeline) for name, pipeline in pipelines.items()]
     if not found:
