@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import PurePosixPath
 
-__all__ = ["Finding", "Import", "Module", "is_within", "module_name", "package_of", "statements_in"]
+__all__ = ["Finding", "Import", "Module", "is_dotted", "is_within", "module_name", "package_of", "statements_in"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,6 +34,11 @@ class Module:
     def tree(self) -> ast.Module:
         """The syntax tree."""
         return ast.parse(self.text, self.path)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the syntax tree: several rules look at each, and a walk takes longer than that."""
+        return list(ast.walk(self.tree))
 
     @property
     def name(self) -> str:
@@ -63,9 +68,7 @@ class Module:
     @cached_property
     def lazy(self) -> dict[str, str]:
         """Names that type checkers see here, and the module that has each: those of `lazy_names`."""
-        blocks = [
-            node for node in self.tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        ]
+        blocks = [node for node in self.tree.body if isinstance(node, ast.If) and _is_for_types(node)]
         return {
             alias.asname or alias.name: node.module or ""
             for block in blocks
@@ -97,6 +100,21 @@ def statements_in(node: ast.AST) -> Iterator[ast.AST]:
             yield from found
 
 
+def is_dotted(node: ast.AST, module: str, name: str) -> bool:
+    """Return whether *node* is `module.name`."""
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == name
+        and isinstance(node.value, ast.Name)
+        and node.value.id == module
+    )
+
+
+def _is_for_types(node: ast.If) -> bool:
+    names = (getattr(one, "id", "") or getattr(one, "attr", "") for one in ast.walk(node.test))
+    return "TYPE_CHECKING" in names
+
+
 @cache
 def module_name(path: str) -> str:
     """Return the dotted name of a file under `src/`."""
@@ -113,7 +131,7 @@ def package_of(name: str) -> str:
 def _imports(tree: ast.Module, name: str, *, is_package: bool, with_types: bool = False) -> Iterator[Import]:
     def walk(node: ast.AST, *, in_function: bool) -> Iterator[Import]:
         for child in statements_in(node):
-            if not with_types and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            if not with_types and isinstance(child, ast.If) and _is_for_types(child):
                 continue
             if isinstance(child, ast.Import):
                 for alias in child.names:

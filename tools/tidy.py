@@ -33,7 +33,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from source_modules import Finding, Import, Module, is_within, module_name, package_of
+from source_modules import Finding, Import, Module, is_dotted, is_within, module_name, package_of
 from words import LIMITS, page_prose, prose, rates
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -148,7 +148,7 @@ def size_rules(module: Module) -> Iterator[Finding]:
     lines = module.text.count("\n")
     if lines > FILE_LINES_MAX:
         yield Finding(module.path, 1, f"{lines} lines; a file has at most {FILE_LINES_MAX}: split it by purpose")
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES_MAX:
@@ -195,7 +195,7 @@ def _import_sentences(module: Module, found: Import) -> Iterator[str]:
 
 def call_rules(module: Module) -> Iterator[Finding]:
     """Statements and calls that belong to one package only."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         sentence = _statement_sentence(module, node) or _call_sentence(module, node)
         if sentence:
             yield Finding(module.path, getattr(node, "lineno", 1), sentence)
@@ -223,13 +223,13 @@ def _call_sentence(module: Module, node: ast.AST) -> str | None:
     if not isinstance(node, ast.Call):
         return None
     called = node.func
-    if ast.unparse(called) == "threading.Thread" and not module.is_below(*THREAD_PLACES):
+    if is_dotted(called, "threading", "Thread") and not module.is_below(*THREAD_PLACES):
         return "a thread that dies in silence is the worst: take a primitives.worker.Worker, and say what then happens"
     if isinstance(called, ast.Name) and called.id == "open" and (is_pure(module.path) or module.package in STORES):
         return "open() goes around the FileSystem port, and so around every crash test: take the port"
     if isinstance(called, ast.Attribute) and module.package != "primitives":
         is_move = called.attr in ONE_ARGUMENT_MOVES and len(node.args) == 1 and not node.keywords
-        if is_move or ast.unparse(called) == "shutil.move":
+        if is_move or is_dotted(called, "shutil", "move"):
             return f"only primitives calls {called.attr}: go through the FileSystem port or primitives.atomic"
     return None
 
@@ -378,16 +378,26 @@ def test_copy_rules(files: Mapping[str, str]) -> Iterator[Finding]:
     for path in sorted(files):
         if not (path.startswith("tests/") and path.endswith(".py")):
             continue
+        lines = files[path].splitlines()
         for node in ast.parse(files[path]).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_"):
-                has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
-                code = "\n".join(map(ast.dump, [*node.decorator_list, *node.body[has_docstring:]]))
-                places = seen[code]
+                has_docstring = ast.get_docstring(node, clean=False) is not None and len(node.body) > 1
+                # All files are formatted alike, so that equal statements are equal lines.
+                statements = [*node.decorator_list, *node.body[has_docstring:]]
+                places = seen["\n".join(_code_lines(lines, statements))]
                 if path not in places:
                     places.append(path)
                 if len(places) > 2:
                     first, second, *_ = places
                     yield Finding(path, node.lineno, f"{node.name} is also defined in {first} and {second}: share it")
+
+
+def _code_lines(lines: Sequence[str], statements: Sequence[ast.stmt | ast.expr]) -> Iterator[str]:
+    """Yield the lines of *statements* that are not empty and not comments."""
+    for statement in statements:
+        for line in lines[statement.lineno - 1 : statement.end_lineno]:
+            if line.strip() and not line.lstrip().startswith("#"):
+                yield line
 
 
 def worker_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
