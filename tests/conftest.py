@@ -6,6 +6,7 @@ The default of each lane is what its documentation promises; a smaller number is
 """
 
 import dataclasses
+import functools
 import gc
 import logging
 import os
@@ -14,12 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from etcd_server import (
     etcd_server,  # noqa: F401 - a fixture
     secure_etcd,  # noqa: F401 - a fixture
 )
+from quiver.cli import main
 from quiver.settings import Settings
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -33,6 +36,10 @@ settings.register_profile("quiver", deadline=None, suppress_health_check=[Health
 settings.register_profile("fast", settings.get_profile("quiver"), max_examples=30)
 """For `--fast`. Tests that choose their own number of examples keep it."""
 settings.load_profile("quiver")
+
+# Building all commands takes longer than most command lines of tests, and they have no state.
+main.build_app = functools.cache(main.build_app)
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 _QUIVER = find_spec("quiver")
 if _QUIVER is not None and _QUIVER.origin is not None:
@@ -50,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fleet-soak-seconds", type=float, default=600.0, help="how long the soak of a fleet kills")
     group.addoption("--delivery-seconds", type=float, default=300.0, help="how long the soak of deliveries runs")
     group.addoption("--fuzz-inputs", type=int, default=100_000, help="invalid inputs for each decoder of OTLP and OTAP")
-    group.addoption("--twin-inputs", type=int, help="inputs of each source for the kernel's twins; without it, all")
+    group.addoption("--twin-inputs", type=int, default=500, help="inputs of each source for the kernel's twins")
     group.addoption("--strace-stride", type=int, default=1, help="fail every n-th system call only")
     group.addoption("--fast", action="store_true", help="leave out tests that need Java, and tests/long_modules.txt")
     group.addoption("--spark", action="store_true", help="run only tests/spark and other tests that need Spark")
@@ -61,6 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # of pytest-xdist: by numbers of tests, which would run long ones last
     if config.getoption("--fast"):
         settings.load_profile("fast")
     if config.getoption("--deliver-sealed"):
@@ -132,24 +140,34 @@ def _keep(config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pyt
     items[:] = [item for item in items if wanted(item)]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """
-    Keep tests that share a Spark session, a server or else a file in one process.
+def _group_of(item: pytest.Item) -> str:
+    """Return the name of the group of tests that run in one process: those of Spark, of a server, or of a file."""
+    if _needs_java(item):
+        return "spark"
+    return next((server for server in _SHARED if server in getattr(item, "fixturenames", ())), str(item.path))
 
-    A group for each test would slow down pytest-xdist, which iterates over all groups whenever a test ends.
+
+def _is_short(item: pytest.Item) -> bool:
+    return _group_of(item) == str(item.path) and item.nodeid.partition("::")[0] not in _LONG_MODULES
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """
+    Keep tests that share a Spark session, a server or else a file in one process, and run the longest groups first.
+
+    A group for each test would slow down pytest-xdist, which iterates over all groups whenever a test ends. A long
+    group at the end would run alone, while the other processes have nothing left to do.
     """
     if config.getoption("--fast"):
         _keep(config, items, _is_fast)
     if config.getoption("--spark"):
         _keep(config, items, _is_for_spark)
     for item in items:
-        used = set(getattr(item, "fixturenames", ()))
-        groups = [server for server in _SHARED if server in used]
-        if _needs_java(item):
-            groups.append("spark")
-        for group in groups or [str(item.path)]:
-            item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+    result = yield
+    items.sort(key=lambda item: (not _needs_java(item), _is_short(item)))  # otherwise the order stays random
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

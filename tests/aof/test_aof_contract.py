@@ -15,6 +15,8 @@ pytestmark = pytest.mark.usefixtures("quiet")
 class TestAof(AppendLogContract):
     """Segments fill up and are sealed automatically."""
 
+    seeds = (0, 2)
+
     def open_log(self, fs: FileSystem) -> AofAsLog:
         return AofAsLog(fs, rolls=False)
 
@@ -25,11 +27,27 @@ class TestAof(AppendLogContract):
 class TestAofThatRollsOver(AppendLogContract):
     """Every few records the segment is sealed on request, and no spares are created ahead."""
 
+    seeds = (0, 2)
+
     def open_log(self, fs: FileSystem) -> AofAsLog:
         return AofAsLog(fs, rolls=True, config=tiny(preallocate_segments=0))
 
     def tail(self, fs: FileSystem) -> tuple[str, int]:
         return tail_of(fs)
+
+
+@pytest.mark.slow
+class TestAofWithEveryPowerLoss(TestAof):
+    """With all outcomes of a power loss."""
+
+    seeds = AppendLogContract.seeds
+
+
+@pytest.mark.slow
+class TestAofThatRollsOverWithEveryPowerLoss(TestAofThatRollsOver):
+    """With all outcomes of a power loss."""
+
+    seeds = AppendLogContract.seeds
 
 
 @pytest.mark.slow

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 
-import pytest
 from aof_as_log import open_manager, payloads, tiny
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lanes import model_tests
 from quiver.aof import FlushConfig, TierConfig
 from quiver.errors import InvalidRecordError, WouldBlockError
 from quiver.testing.clock import ManualClock
@@ -162,8 +161,7 @@ class LogMachine(RuleBasedStateMachine):
             self.manager.close()
 
 
-TestLog = LogMachine.TestCase
-TestLog.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLog, TestLogForLong = model_tests(LogMachine, examples=25, steps=30)
 
 
 class TieredLogMachine(LogMachine):
@@ -172,21 +170,4 @@ class TieredLogMachine(LogMachine):
     tiers = TierConfig(tier0_max_bytes=20_000, warm_max_bytes=200, objects="/cold")
 
 
-TestTieredLog = TieredLogMachine.TestCase
-TestTieredLog.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-class TestTieredLogForLong(TieredLogMachine.TestCase):
-    """The same for minutes."""
-
-    settings = settings(max_examples=1000, stateful_step_count=60, deadline=None)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-class TestLogForLong(LogMachine.TestCase):
-    """The same for minutes."""
-
-    settings = settings(max_examples=3000, stateful_step_count=60, deadline=None)
+TestTieredLog, TestTieredLogForLong = model_tests(TieredLogMachine, examples=12, steps=30)

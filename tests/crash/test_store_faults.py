@@ -10,6 +10,7 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
+from lanes import every, with_stride
 from quiver import (
     Bundle,
     CapacityError,
@@ -128,6 +129,7 @@ def calls_of_a_sound_run() -> dict[str, int]:
     return dict(fs.calls)
 
 
+@with_stride(3)
 @pytest.mark.parametrize(
     ("error", "lasting"),
     [
@@ -137,12 +139,12 @@ def calls_of_a_sound_run() -> dict[str, int]:
         pytest.param(errno.ENOSPC, True, marks=pytest.mark.slow),
     ],
 )
-def test_any_call_may_fail(error: int, lasting: bool) -> None:
+def test_any_call_may_fail(error: int, lasting: bool, stride: int) -> None:
     """The n-th call of each operation fails, once or from then on: no bundle is lost, repeated or reordered."""
     tried = 0
     for operation, calls in sorted(calls_of_a_sound_run().items()):
         assert operation in OPERATIONS
-        for nth in range(1, calls + 1, 1 if calls < 60 else 3):
+        for nth in every(stride if calls < 60 else 3 * stride, range(1, calls + 1)):
             disk = CrashFileSystem()
             short = 11 if nth % 2 else 0
             fs = FaultFileSystem(disk, {operation: nth}, error=error, short_write=short, forever=lasting)
@@ -155,10 +157,11 @@ def test_any_call_may_fail(error: int, lasting: bool) -> None:
             check(run, disk.clone_after_crash(0), f"{label}, power loss")
             check(run, disk.clone_after_kill(), f"{label}, kill")
             tried += 1
-    assert tried > 100
+    assert tried > 100 // stride
 
 
-def test_a_power_loss_after_a_kill() -> None:
+@with_stride(3)
+def test_a_power_loss_after_a_kill(stride: int) -> None:
     """
     A kill between a rename and its sync, a reopen, and then a power loss.
 
@@ -180,7 +183,7 @@ def test_a_power_loss_after_a_kill() -> None:
     run.work()
     fs.on_step = None
     assert len(states) > 100
-    for label, killed, durable, acked, attempted in states:
+    for label, killed, durable, acked, attempted in every(stride, states):
         for seed in (0, 2):
             again = Run(killed)
             again.attempted, again.acked = attempted, acked

@@ -6,6 +6,7 @@ import pytest
 from fleet_query import Checkpoint, FleetQuery, damage
 from fleet_rig import BUCKET, LAKE, Fleet, NodeRig, dying_at
 
+from lanes import every, with_stride
 from quiver.errors import DataLossError, FencedError, ObjectsUnavailableError, UsageError
 from quiver.objects.directory import DirectoryObjects
 from quiver.objects.memory import MemoryObjects
@@ -110,12 +111,10 @@ def _acks(fleet):
     return [info.key for info in fleet.tier.list_below(f"acks/{LAKE}")]
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_driver_dies_at_any_request(every):
+@with_stride(3)
+def test_driver_dies_at_any_request(stride):
     """Each row is in the sink once, and everything is freed, wherever the query dies, and however often."""
-    request = 0
-    while True:
-        request += every
+    for request in every(stride, range(1, 1000)):
         fleet = Fleet()
         fleet.fill(2)
         checkpoint = Checkpoint()

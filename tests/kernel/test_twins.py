@@ -43,8 +43,16 @@ def assert_all_same(
 @pytest.mark.parametrize("source", INPUTS)
 @pytest.mark.parametrize("name", TWINS)
 def test_twins_agree(kernel, name, source, pytestconfig):
-    """Both do the same for golden files and bytes, and for damaged ones."""
+    """Both do the same for golden files and bytes, and for damaged ones; other inputs in every run."""
     assert_all_same(kernel, name, INPUTS[source], pytestconfig.getoption("--twin-inputs"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", INPUTS)
+@pytest.mark.parametrize("name", TWINS)
+def test_twins_agree_on_every_input(kernel, name, source):
+    """For every bit and every length of damaged bytes."""
+    assert_all_same(kernel, name, INPUTS[source])
 
 
 @pytest.mark.parametrize("source", FUZZ)

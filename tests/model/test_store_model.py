@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 import pyarrow as pa
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from lanes import model_tests
 from quiver import Bundle, BundleHandle, Settings
 from quiver import open as open_store
 from quiver.store.subscribers.queue import BACKFILL_EVERY, Order
@@ -205,5 +205,4 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(self.store.internals.catalog) == 0
 
 
-TestStore = StoreMachine.TestCase
-TestStore.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStore, TestStoreForLong = model_tests(StoreMachine, examples=25, steps=40)

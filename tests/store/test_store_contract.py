@@ -50,6 +50,7 @@ class StoreAsLog:
 class TestStore(AppendLogContract):
     """Segments of a few bundles, log files of fewer."""
 
+    seeds = (0, 2)
     settings = Settings(
         segment_bytes_max=2_500, wal_rotate_bytes=1_500, wal_bytes_max=80_000, wal_files_max=20, delete_grace_s=0.0
     )
@@ -61,6 +62,13 @@ class TestStore(AppendLogContract):
         scans = [scan_file(fs, found.path) for found in find_wal_files(fs, f"{ROOT}/wal")]
         newest = [scan for scan in scans if scan.entries][-1]
         return newest.path, newest.tail_offset
+
+
+@pytest.mark.slow
+class TestStoreWithEveryPowerLoss(TestStore):
+    """With all outcomes of a power loss."""
+
+    seeds = AppendLogContract.seeds
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ class TopicAsLog:
 class TestTopic(AppendLogContract):
     """Files of a few messages, and an even smaller cache."""
 
+    seeds = (0, 2)
     wal: ClassVar[dict[str, Any]] = {"rotate_max_bytes": 2_000, "cache_capacity": 2}
 
     def open_log(self, fs: FileSystem) -> TopicAsLog:
@@ -66,15 +67,20 @@ class TestTopic(AppendLogContract):
         return path, end
 
 
+@pytest.mark.slow
+class TestTopicWithEveryPowerLoss(TestTopic):
+    """With all outcomes of a power loss."""
+
+    seeds = AppendLogContract.seeds
+
+
 class TestTopicInOneFile(TestTopic):
     """Nothing rotates, and memory contains everything."""
 
-    seeds = (0, 2)
     wal: ClassVar[dict[str, Any]] = {}
 
 
 class TestTopicThatRotatesByTime(TestTopic):
     """Each maintenance pass rotates the file by time."""
 
-    seeds = (0, 2)
     wal: ClassVar[dict[str, Any]] = {"rotate_max_seconds": 5, "cache_max_bytes": 1}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topic_disks import TOPIC, open_topics, payloads
 
+from lanes import model_tests
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -121,7 +121,4 @@ class TopicModel(RuleBasedStateMachine):
             assert self.log.durable_offset() >= self.durable
 
 
-TopicModel.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestTopicModel = TopicModel.TestCase
+TestTopicModel, TestTopicModelForLong = model_tests(TopicModel, examples=25, steps=30)

@@ -50,6 +50,7 @@ class SlotAsLog:
 class TestSlotOnFlush(AppendLogContract):
     """Segments of two or three records; durable on request, with a flush."""
 
+    seeds = (0, 2)
     durability: SfDurability = "flush"
     segment_bytes = 12_000
 
@@ -60,6 +61,13 @@ class TestSlotOnFlush(AppendLogContract):
         newest = max(scan_slot(fs, DIRECTORY), key=lambda one: (one.next_fsn, one.count))
         assert newest.scan is not None
         return newest.path, newest.scan.tail
+
+
+@pytest.mark.slow
+class TestSlotWithEveryPowerLoss(TestSlotOnFlush):
+    """With all outcomes of a power loss."""
+
+    seeds = AppendLogContract.seeds
 
 
 @pytest.mark.slow

@@ -6,11 +6,11 @@ import errno
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vector_values import VECTORS
 
+from lanes import model_tests
 from quiver.errors import (
     CapacityError,
     CorruptionError,
@@ -587,7 +587,4 @@ class SlotMachine(RuleBasedStateMachine):
             assert ring.read(fsn) == self.frames[fsn]
 
 
-SlotMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestSlotMachine = SlotMachine.TestCase
+TestSlotMachine, TestSlotMachineForLong = model_tests(SlotMachine, examples=20, steps=30)

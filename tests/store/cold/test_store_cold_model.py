@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from store_cold_rig import LIST, Rig, drain, listed, number_of, seen
 
+from lanes import model_tests
 from quiver.errors import ObjectsUnavailableError
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -108,5 +108,4 @@ class ColdStore(RuleBasedStateMachine):
         logging.disable(logging.NOTSET)
 
 
-TestColdStore = ColdStore.TestCase
-TestColdStore.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestColdStore, TestColdStoreForLong = model_tests(ColdStore, examples=12, steps=15)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from registry_rig import ROOT, Bench, dropped
 
+from lanes import model_tests
 from quiver.bundle import BundleRef
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.subscribers.claims import BundleHandle
@@ -316,5 +316,4 @@ class _RegistryMachine(RuleBasedStateMachine):
         assert not hasattr(self, "registry") or self.registry.floor() < self.next_seq
 
 
-_RegistryMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=35, deadline=None)
-TestRegistryAgainstModel = _RegistryMachine.TestCase
+TestRegistryAgainstModel, TestRegistryAgainstModelForLong = model_tests(_RegistryMachine, examples=25, steps=35)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 
 from cold_rig import TOPIC, Rig, append, check_tidy, expected, read, settings
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lanes import model_tests
 from quiver.errors import QuiverError
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -131,5 +131,4 @@ class ColdTopic(RuleBasedStateMachine):
         self.rig.close()
 
 
-ColdTopic.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=25, deadline=None)
-TestColdTopic = ColdTopic.TestCase
+TestColdTopic, TestColdTopicForLong = model_tests(ColdTopic, examples=12, steps=25)
