@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import PurePosixPath
 
-__all__ = ["Finding", "Import", "Module", "is_dotted", "is_within", "module_name", "package_of", "statements_in"]
+__all__ = [
+    "Finding",
+    "Import",
+    "Module",
+    "is_dotted",
+    "is_within",
+    "module_name",
+    "package_of",
+    "statements_in",
+    "without_collector",
+]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -157,3 +169,13 @@ def _base_of(node: ast.ImportFrom, name: str, *, is_package: bool) -> str:
 def is_within(target: str, module: str) -> bool:
     """Return whether the dotted name *target* is *module* or is below it."""
     return target == module or target.startswith(f"{module}.")
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Syntax trees have millions of objects, which are not in cycles: the collector would look at them repeatedly."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -33,7 +33,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from source_modules import Finding, Import, Module, is_dotted, is_within, module_name, package_of
+from source_modules import Finding, Import, Module, is_dotted, is_within, module_name, package_of, without_collector
+from text_rules import text_rules
 from words import LIMITS, page_prose, prose, rates
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,25 +120,6 @@ BANNED_MODULE_NAMES = frozenset({
 
 NAMED_BY_A_DOCUMENT = ("aof/manager.py",)
 """`AofManager` is the word of the AOF2 design document, and it holds nothing else."""
-
-# The patterns are put together from halves, so that this file does not contain what it looks for.
-_UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|NotImplemented" r"Error)\b")
-_MACHINE_PATH = re.compile(r"(?<![\w.:])/(?:wo" r"rk|fa" r"rm|ro" r"ot|ho" r"me/\w+|tmp/te" r"am)/")
-_HOSTS = re.compile(
-    r"py" r"pi\.org|python" r"hosted\.org|crates" r"\.io|maven" r"\.org"
-    r"|(?<!google\.)golang" r"\.org"  # a module of Google is no host
-    r"|npmjs" r"\.(?:org|com)|debian" r"\.org"
-)  # fmt: skip
-_TICKET = re.compile(r"\b[Ii]ss" r"ue #?\d+\b")
-_FOREIGN_PAGE = re.compile(r"DES" r"IGN(?:\.md)? ?§|\bDES" r"IGN\.md|\bsee" r"ds/\w|\bref" r"erence/\w+\.md")
-
-TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (_UNFINISHED, "nothing unfinished is merged: finish it or take it out"),
-    (_MACHINE_PATH, "a path of one machine means nothing on another: write it relative to the repository"),
-    (_HOSTS, "no download hosts: packages are named, the client knows where they are"),
-    (_TICKET, "a number means nothing without its list: say what the matter was"),
-    (_FOREIGN_PAGE, "that page is not in this repository: say what it says, or name a page in docs/"),
-)
 
 
 # ---- one file ----------------------------------------------------------------------------------------
@@ -261,16 +243,6 @@ def name_rules(module: Module) -> Iterator[Finding]:
             yield Finding(module.path, 1, f"{part} says nothing: name the module for the thing it holds")
 
 
-def text_rules(path: str, text: str) -> Iterator[Finding]:
-    """Words that stay out of every text file."""
-    for pattern, sentence in TEXT_RULES:
-        for match in pattern.finditer(text):
-            line = text.count("\n", 0, match.start()) + 1
-            yield Finding(path, line, f"{sentence} ({match.group(0)})")
-    if path.endswith(".md") and not text.startswith("# "):
-        yield Finding(path, 1, "a page begins with its title")
-
-
 # ---- the tree ----------------------------------------------------------------------------------------
 
 
@@ -383,7 +355,7 @@ def test_copy_rules(files: Mapping[str, str]) -> Iterator[Finding]:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_"):
                 has_docstring = ast.get_docstring(node, clean=False) is not None and len(node.body) > 1
                 # All files are formatted alike, so that equal statements are equal lines.
-                statements = [*node.decorator_list, *node.body[has_docstring:]]
+                statements: list[ast.stmt | ast.expr] = [*node.decorator_list, *node.body[has_docstring:]]
                 places = seen["\n".join(_code_lines(lines, statements))]
                 if path not in places:
                     places.append(path)
@@ -537,6 +509,7 @@ def check_module(module: Module) -> list[Finding]:
     return [finding for rule in rules for finding in rule(module)]
 
 
+@without_collector()
 def check_tree(files: Mapping[str, str]) -> list[Finding]:
     """Apply every rule to *files*: path from the repository's root → text."""
     modules = {
