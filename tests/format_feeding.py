@@ -1,13 +1,19 @@
-"""Malformed bytes: every prefix, every flipped bit, junk at the end. A decoder must answer, never raise."""
+"""
+Malformed bytes for tests of file formats: every prefix, every flipped bit, junk at the end. A decoder must answer,
+never raise. And the pages about the formats, with the code that they name.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from quiver.primitives.scan import Damage, Frame, NeedMore
 
 Decode = Callable[[memoryview], Any]
+PAGES = Path(__file__).parents[1] / "docs" / "formats"
 
 
 def flips(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -42,3 +48,14 @@ def assert_junk_is_left(data: bytes, decode: Decode, value: object) -> None:
     """Bytes after the end are not read, and `end` is where they start."""
     for junk in (b"\0", b"\xff" * 7, data):
         assert decode(memoryview(data + junk)) == Frame(value, len(data))
+
+
+def page_of(kind: str) -> str:
+    """Return the text of one page."""
+    return (PAGES / f"{kind}.md").read_text(encoding="utf-8")
+
+
+def code_of(dotted: str) -> Any:
+    """Return the object with this dotted name."""
+    module, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(module), name)

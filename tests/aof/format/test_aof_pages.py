@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from format_pages import PAGES, code_of, page_of
+from format_feeding import PAGES, code_of, page_of
 from quiver.aof.format.durability import decode_durability, encode_durability
 from quiver.aof.format.manifest_chunk import decode_chunk
 from quiver.aof.format.manifest_record import LAYOUTS, Event

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from format_pages import code_of, page_of
+from format_feeding import code_of, page_of
 from quiver.errors import CorruptionError
 from quiver.spark.exporters.parquet_commit import ExportRecord
 from quiver.spark.lake.compaction_log import CompactionRecord

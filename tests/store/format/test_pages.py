@@ -12,7 +12,7 @@ import format_segments as segments
 import pyarrow as pa
 import pytest
 
-from format_pages import PAGES, code_of, page_of
+from format_feeding import PAGES, code_of, page_of
 from quiver.primitives.scan import Frame
 from quiver.store.format.describe.files import STORE_FILES
 from quiver.store.format.segment.event_times import (

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from format_pages import code_of, page_of
+from format_feeding import code_of, page_of
 from quiver.primitives.scan import Frame
 from quiver.topics.format.checkpoint import TRAILER_MAGIC
 from quiver.topics.format.frame import decode_frame
