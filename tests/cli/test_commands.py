@@ -78,6 +78,7 @@ def test_a_directory_without_a_store_is_a_usage_error(command, tmp_path):
 def test_a_missing_extra_is_reported_in_one_sentence(monkeypatch, capsys):
     """The sentence names the extra to install; a missing module that belongs to no extra is a bug, and is raised."""
     monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.setattr(entry, "build_app", entry.build_app.__wrapped__)  # tests keep the application that was built
     with pytest.raises(SystemExit) as caught:
         entry.main()
 
