@@ -28,7 +28,7 @@ SPARK_VENV := build/spark-$(SPARK)
 FUZZ_INPUTS ?= 1000000
 TWIN_INPUTS ?= 500
 
-.PHONY: help setup kernel demo demo-fleet docs release test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-fleet-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-deploy test-etcd test-flight test-browser test-versity lint format bench bench-pure bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
+.PHONY: help setup kernel demo demo-fleet docs release test test-pure test-kernel-asan test-fast test-slow test-kill test-crash-states test-strace test-soak test-fleet-soak test-sealed test-spark test-cluster test-kafka test-delta-jars test-deploy test-etcd test-flight test-browser test-versity test-emulators lint format bench bench-pure bench-quick rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel test-wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -127,6 +127,17 @@ test-versity: $(READY) build/bin/versitygw ## objects on a second S3 server, bui
 build/bin/versitygw:
 	mkdir -p build/bin
 	GOBIN=$(CURDIR)/build/bin go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+
+test-emulators: $(READY) build/bin/fake-gcs-server build/azurite/.ready ## objects and the Parquet exporter on emulators of Google Cloud Storage and Azure (needs Go and npm)
+	$(BIN)/python -m pytest -m emulators -o faulthandler_timeout=0
+
+build/bin/fake-gcs-server:
+	mkdir -p build/bin
+	CGO_ENABLED=0 GOBIN=$(CURDIR)/build/bin go install github.com/fsouza/fake-gcs-server@v1.55.1
+
+build/azurite/.ready:
+	npm install --silent --no-audit --no-fund --prefix build/azurite azurite@3.37.0
+	@touch $@
 
 test-collector: $(READY) build/bin/otelcol-rival ## a real Collector between our exporters and receivers, with kills (needs Go)
 	$(BIN)/python -m pytest -m collector

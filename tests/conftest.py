@@ -18,6 +18,8 @@ import pytest
 import typer.testing
 from hypothesis import HealthCheck, settings
 
+from emulators.azure import azure_server  # noqa: F401 - a fixture
+from emulators.gcs import gcs_server  # noqa: F401 - a fixture
 from etcd_server import (
     etcd_server,  # noqa: F401 - a fixture
     secure_etcd,  # noqa: F401 - a fixture
@@ -110,7 +112,7 @@ def fs() -> CrashFileSystem:
     return CrashFileSystem()
 
 
-_SHARED = ("s3_server", "versity_server", "etcd_server")
+_SHARED = ("s3_server", "versity_server", "gcs_server", "azure_server", "etcd_server")
 
 
 _LONG_MODULES = frozenset((Path(__file__).parent / "long_modules.txt").read_text(encoding="utf-8").split())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from emulators.azure import AzureServer
+from emulators.gcs import GcsServer
 from quiver.clock import SYSTEM_CLOCK
 from quiver.objects import ObjectLocation, ObjectTier, open_objects
 from quiver.objects.directory import DirectoryObjects
@@ -45,6 +47,15 @@ class TestClientLibrary(ObjectTierContract):
         return RemoteObjects(store.MemoryStore(), name="memory")
 
 
+class TestClientLibraryWithGenerations(ObjectTierContract):
+    """As with Google: a condition names the generation that has the etag."""
+
+    @pytest.fixture
+    def tier(self) -> ObjectTier:
+        store = pytest.importorskip("obstore.store")
+        return RemoteObjects(store.MemoryStore(), name="memory", has_generations=True)
+
+
 class TestWrapped(ObjectTierContract):
     """The wrappers change nothing when no call fails."""
 
@@ -68,3 +79,21 @@ class TestVersity(ObjectTierContract):
     @pytest.fixture
     def tier(self, versity_server: S3Server) -> ObjectTier:
         return open_objects(ObjectLocation.from_url(versity_server.url(), versity_server.options()))
+
+
+@pytest.mark.emulators
+class TestGoogle(ObjectTierContract):
+    """fake-gcs-server."""
+
+    @pytest.fixture
+    def tier(self, gcs_server: GcsServer) -> ObjectTier:
+        return open_objects(ObjectLocation.from_url(gcs_server.url(), gcs_server.options()))
+
+
+@pytest.mark.emulators
+class TestAzure(ObjectTierContract):
+    """Azurite."""
+
+    @pytest.fixture
+    def tier(self, azure_server: AzureServer) -> ObjectTier:
+        return open_objects(ObjectLocation.from_url(azure_server.url(), azure_server.options()))

@@ -81,7 +81,7 @@ def connect(location: ObjectLocation) -> RemoteObjects:
     except (exceptions.BaseError, ValueError, TypeError) as error:
         # No request was sent, so a retry would not help.
         raise SettingsError(f"objects: {location}: {_problem(error, location.secrets)}") from None
-    return RemoteObjects(inner, name=str(location), secrets=location.secrets)
+    return RemoteObjects(inner, name=str(location), secrets=location.secrets, has_generations=location.backend == "gcs")
 
 
 @contextmanager
@@ -162,15 +162,19 @@ class RemoteObjects:
         store: a store of obstore.
         name: for messages.
         secrets: texts that no message may contain.
+        has_generations: conditions name the generation of an object instead of its etag, as at Google.
     """
 
-    def __init__(self, store: Any, *, name: str, secrets: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, store: Any, *, name: str, secrets: frozenset[str] = frozenset(), has_generations: bool = False
+    ) -> None:
         import obstore  # noqa: PLC0415 - heavy, and only here
 
         self._calls: Any = obstore
         self._store = store
         self._name = name
         self._secrets = secrets
+        self._has_generations = has_generations
 
     def __repr__(self) -> str:
         return f"RemoteObjects({self._name})"
@@ -183,17 +187,28 @@ class RemoteObjects:
             ObjectExistsError: with *if_absent*, when there is one already.
             ObjectChangedError: with *if_match*, when the object has another etag or does not exist.
         """
-        mode: object = "create" if if_absent else "overwrite" if if_match is None else {"e_tag": if_match}
         digest = UploadDigest()
         digest.add(data)
         try:
             with self._translating("put", check_key(key)):
+                mode: object = "create" if if_absent else "overwrite"
+                if if_match is not None:
+                    mode = self._match(key, if_match)
                 self._calls.put(self._store, key, data, mode=mode, use_multipart=False)
         except (ObjectExistsError, ObjectNotFoundError):
             if if_match is None:
                 raise
             raise ObjectChangedError(key) from None
         return self._described(key, digest)
+
+    def _match(self, key: str, etag: str) -> dict[str, str]:
+        """Return the condition that the object still has *etag*."""
+        if not self._has_generations:
+            return {"e_tag": etag}
+        found = self._calls.head(self._store, key)
+        if found["e_tag"] != etag:
+            raise ObjectChangedError(key)
+        return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
 
     def _described(self, key: str, digest: UploadDigest) -> ObjectInfo:
         found = self.head(key)

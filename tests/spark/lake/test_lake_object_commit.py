@@ -7,6 +7,7 @@ import pytest
 from disk_files import PowerCut
 from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError, ObjectsUnavailableError
+from quiver.objects import ObjectLocation, open_objects
 from quiver.objects.memory import MemoryObjects
 from quiver.spark.exporters.parquet_commit import RECORDS_KEPT, StagedFile, individual_id
 from quiver.spark.lake.object_commit import (
@@ -79,13 +80,24 @@ def requests_of_one_export():
     return dict(objects.calls)
 
 
-def test_a_kill_at_any_request_exports_a_batch_once():
+@pytest.fixture(
+    params=["memory", *(pytest.param(name, marks=pytest.mark.emulators) for name in ("gcs_server", "azure_server"))]
+)
+def new_tier(request):
+    """Return a function that returns an empty tier: in memory, or in the bucket of an emulator."""
+    if request.param == "memory":
+        return lambda: MemoryObjects(clock=ManualClock())
+    server = request.getfixturevalue(request.param)
+    return lambda: open_objects(ObjectLocation.from_url(server.url(), server.options()), check_access=False)
+
+
+def test_a_kill_at_any_request_exports_a_batch_once(new_tier):
     """Before the record nothing of the batch is visible; after it, all files appear; never twice or partly."""
     total = sum(requests_of_one_export().values())
     assert total > 8
     for stop in range(total):
         for is_answer_lost in (False, True):
-            inner = MemoryObjects(clock=ManualClock())
+            inner = new_tier()
             export(inner, 0, "a")
             objects = FaultObjects(inner)
             seen = []

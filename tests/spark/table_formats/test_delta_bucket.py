@@ -1,9 +1,10 @@
-"""Delta tables in a bucket of a real S3 server."""
+"""Delta tables in a bucket of a real S3 server, and in a container of an emulator of Azure."""
 
 import pytest
 from deltalake import DeltaTable
 from table_exports import OTHER, QUERY, Killed, export
 
+from emulators.azure import ACCOUNT, AzureServer
 from quiver.errors import AccessDeniedError, SettingsError
 from quiver.spark.table_formats.delta import DeltaTables
 from quiver.spark.table_formats.settings import DeltaSettings
@@ -12,6 +13,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("s3_server")]
 
 
 def storage(server):
+    if isinstance(server, AzureServer):
+        address = {"endpoint": server.options()["endpoint"], "allow_http": "true"}
+        return {"account_name": ACCOUNT, "account_key": server.account_key, **address}
     return {
         "endpoint": server.endpoint,
         "region": "us-east-1",
@@ -26,21 +30,23 @@ def numbers(server, url, table="logs"):
     return sorted(found[0].to_pylist())
 
 
-def test_tables_in_a_bucket_get_each_batch_once(spark, store, s3_server, monkeypatch):
+@pytest.mark.parametrize("kind", ["s3_server", pytest.param("azure_server", marks=pytest.mark.emulators)])
+def test_tables_in_a_bucket_get_each_batch_once(spark, store, request, monkeypatch, kind):
     """With the options of object stores; a driver that dies between record and commit is rolled forward."""
+    server = request.getfixturevalue(kind)
     store.otlp(1)
-    url = s3_server.url()
-    settings = DeltaSettings(path=url, options=s3_server.options(), partition_by=("day(time)",))
+    url = server.url()
+    settings = DeltaSettings(path=url, options=server.options(), partition_by=("day(time)",))
     for query in (QUERY, QUERY, OTHER):
         export(spark, store, settings, query=query)
-    assert numbers(s3_server, url) == [0, 1, 2, 3, 4]
+    assert numbers(server, url) == [0, 1, 2, 3, 4]
     store.otlp(1)
     with monkeypatch.context() as patch:
         patch.setattr(DeltaTables, "commit", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             export(spark, store, settings, query=OTHER, number=1)
     export(spark, store, settings, query=QUERY, number=1)
-    assert numbers(s3_server, url) == [*range(10)]
+    assert numbers(server, url) == [*range(10)]
 
 
 def test_wrong_credentials_are_reported_without_secrets(spark, store, s3_server):

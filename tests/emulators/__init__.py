@@ -1,0 +1,1 @@
+"""Emulators of the object stores of two providers, for `make test-emulators`."""
