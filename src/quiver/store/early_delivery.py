@@ -28,7 +28,12 @@ from quiver.bundle import Bundle
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.disk_full import passes
 from quiver.store.context import StoreContext
-from quiver.store.format.early_progress import EarlyProgress, UnsealedSegment, encode_early_progress
+from quiver.store.format.early_progress import (
+    EARLY_ENTRIES_MAX,
+    EarlyProgress,
+    UnsealedSegment,
+    encode_early_progress,
+)
 from quiver.store.format.names import EARLY_PROGRESS
 from quiver.store.sealing.schedule import Pending
 from quiver.store.segment.log_backed import LogBackedMessage
@@ -40,6 +45,9 @@ __all__ = ["EarlyDelivery"]
 
 WAIT_S_MAX = 1.0
 """How long a closed segment waits for subscribers that have not resolved all of it."""
+
+LISTED_MAX = 64
+"""With so many published numbers, progress is saved, so that those of written segments are not listed any more."""
 
 
 class EarlyDelivery:
@@ -101,6 +109,12 @@ class EarlyDelivery:
         context, sealing = self._context, self._context.sealing
         if self.is_published:
             return
+        if self._lists_many():
+            # Maintenance saves progress, but a program may only call `seal`, or many segments may be sealed meanwhile.
+            context.subscribers.save()
+            self.save()
+            if self._lists_many():
+                return  # so many subscribers get the bundles when they are sealed
         with context.subscribers.table.files_lock:
             with context.lock:
                 unsealed = sealing.unsealed
@@ -122,6 +136,10 @@ class EarlyDelivery:
                 if is_open:
                     self._segments.unsealed[unsealed.seq] = unsealed
                 context.subscribers.table.condition.notify_all()
+
+    def _lists_many(self) -> bool:
+        listed = len(self._listed)
+        return listed >= LISTED_MAX or (listed + 1) * len(self._context.subscribers.table.records) > EARLY_ENTRIES_MAX
 
     def restore(self, dropped: Mapping[int, int]) -> None:
         """

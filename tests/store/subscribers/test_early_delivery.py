@@ -10,7 +10,8 @@ from lanes import every, with_stride
 from quiver.bundle import Bundle, BundleRef
 from quiver.errors import BundleUnavailableError
 from quiver.settings import Settings
-from quiver.store.early_delivery import WAIT_S_MAX
+from quiver.store.early_delivery import LISTED_MAX, WAIT_S_MAX
+from quiver.store.format.early_progress import EARLY_SEGMENTS_MAX, decode_early_progress
 from quiver.store.format.names import EARLY_PROGRESS
 from quiver.store.segment.writer import write_segment
 from quiver.store.snapshots.snapshot import restore, snapshot
@@ -244,6 +245,42 @@ def test_a_segment_is_written_if_somebody_may_need_it(fs, reason):
         assert pending.seq in store.internals.catalog
         if reason == "late":
             assert drain(store, "new") == [0, 1]
+
+
+def listed(fs) -> list[int]:
+    """Return the numbers in the file of early progress."""
+    found = decode_early_progress(memoryview(fs.read_all(f"{ROOT}/{EARLY_PROGRESS}", size_max=1 << 20)))
+    return [segment.seq for segment in found.value.segments]
+
+
+@pytest.mark.parametrize("acknowledged", [0, 1])
+def test_seals_without_maintenance_do_not_fill_the_file(fs, acknowledged, monkeypatch):
+    """A program may call `seal` after each bundle and nothing else, with any subscriber."""
+    monkeypatch.setattr("quiver.store.early_delivery.LISTED_MAX", 8)
+    with opened(fs) as store:
+        subscriber = store.register("s", start="earliest")
+        for number in range(40):
+            fill(store, [number, number])
+            if acknowledged:
+                subscriber.next_bundle(timeout=0).ack()
+            store.seal()
+            assert len(listed(fs)) <= 8
+    assert 8 < LISTED_MAX < EARLY_SEGMENTS_MAX
+    with opened(fs) as store:
+        numbers = drain(store)
+        assert sorted(numbers) == sorted([*range(40)] * 2)[40 * acknowledged :]
+
+
+def test_more_subscribers_than_the_file_can_list_get_sealed_bundles(fs, monkeypatch):
+    monkeypatch.setattr("quiver.store.early_delivery.EARLY_ENTRIES_MAX", 3)
+    with opened(fs) as store:
+        subscribers = [store.register(f"s{number}", start="earliest") for number in range(4)]
+        fill(store, [0])
+        store.seal()  # the segment that was published with the first of them
+        fill(store, [1])
+        assert [acknowledge(subscriber) for subscriber in subscribers] == [[0]] * 4
+        store.seal()
+        assert [acknowledge(subscriber) for subscriber in subscribers] == [[1]] * 4
 
 
 def test_a_subscriber_that_registers_late_gets_what_is_not_sealed(fs):
