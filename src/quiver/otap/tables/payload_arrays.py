@@ -2,7 +2,8 @@
 One OTAP table ↔ plain columns, as arrays or lists: omitted columns, dictionaries, the meaning of nulls.
 
 A column with the default in every row is omitted. A column with few distinct values becomes a dictionary with an index
-of 8 or 16 bits; with more values, it is plain. Ids are plain, as their metadata state.
+of 8 or 16 bits; with more values, or hardly any value twice in many rows, it is plain. Ids are plain, as their
+metadata state.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ PLAIN = {ENCODING: b"plain"}
 INDEX_TYPES = ((8, 255, pa.uint8()), (16, 65_535, pa.uint16()))
 """The bits of a dictionary's index, the maximum number of values, and its type."""
 
+
+_SAMPLE_ROWS_MIN, _SAMPLE_VALUES_MIN = 128, 24
+_DISTINCT_SHARE = 15 / 16
+_RANDOM = np.random.default_rng(0).random(4096)
+_OFFSET_BYTES, _INDEX_BYTES_MAX = 4, 2
 
 COLUMN_BYTES_MAX = 128 * 1024 * 1024
 """The maximum size of a column's texts without their dictionary."""
@@ -157,13 +163,44 @@ def array_of(column: Column, values: Sequence[Any]) -> pa.Array:
 
 
 def _dictionary(column: Column, array: pa.Array) -> pa.Array:
-    if not column.index_bits or array.null_count == len(array):
+    if not column.index_bits or array.null_count == len(array) or _is_mostly_distinct(array):
         return array
     encoded = array.dictionary_encode()
     for bits, most, index in INDEX_TYPES:
         if bits >= column.index_bits and len(encoded.dictionary) <= most:
-            return pa.DictionaryArray.from_arrays(encoded.indices.cast(index), encoded.dictionary)
+            return pa.DictionaryArray.from_arrays(_narrowed(encoded.indices, index), encoded.dictionary)
     return array
+
+
+def _is_mostly_distinct(array: pa.Array) -> bool:
+    """
+    Return whether many rows have hardly any value twice, by a sample.
+
+    A dictionary of such values saves nothing, and each segment would merge it with those of its other batches. Few rows
+    always get a dictionary: a schema that changes from batch to batch would be worse.
+    """
+    fixed = pa.types.is_primitive(array.type) or pa.types.is_fixed_size_binary(array.type)
+    width = array.type.byte_width if fixed else _OFFSET_BYTES
+    # In a plain column, a null is as wide as a value; in a dictionary, as an index. Plain may be twice as large.
+    in_dictionary = (len(array) - array.null_count) * width + len(array) * _INDEX_BYTES_MAX
+    if len(array) < 2 * _SAMPLE_ROWS_MIN or len(array) * width > 2 * in_dictionary:
+        return False
+    more = min(max(len(array) // 8, _SAMPLE_ROWS_MIN), len(_RANDOM))
+    for rows in (_SAMPLE_ROWS_MIN, more):  # most columns with few values show it in few rows
+        # One row at random of each of as many equal parts: values often repeat at a constant distance.
+        places = (np.arange(rows) + _RANDOM[:rows]) * (len(array) / rows)
+        sample = array.take(pa.array(places.astype(np.int64)))
+        values = len(sample) - sample.null_count
+        if values < _SAMPLE_VALUES_MIN or len(sample.unique()) - (sample.null_count > 0) <= values * _DISTINCT_SHARE:
+            return False
+    return True
+
+
+def _narrowed(indices: Any, index: pa.DataType) -> pa.Array:
+    """Return the indices of a dictionary, which fit, as *index*. Arrow's cast would check each of them."""
+    valid, data = indices.buffers()
+    numbers = np.frombuffer(data, np.int32, count=len(indices)).astype(index.to_pandas_dtype())
+    return pa.Array.from_buffers(index, len(indices), [valid, pa.py_buffer(numbers)], indices.null_count)
 
 
 # -- Arrow → lists -----------------------------------------------------------------------------------------
