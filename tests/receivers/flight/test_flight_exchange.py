@@ -149,7 +149,8 @@ def test_an_invalid_answer_ends_the_stream(store, serve, consume, keys, reason):
     consumer.answer(**keys)
     with pytest.raises(pa.ArrowInvalid, match=reason):
         consumer.next()
-    assert consume(client, follow=False).rest() == ["0:0"]
+    # With `follow`, because the ended stream may hold the bundle for another moment.
+    assert consume(client).next()[0]["address"] == "0:0"
 
 
 @pytest.mark.parametrize(
