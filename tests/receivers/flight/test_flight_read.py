@@ -1,6 +1,7 @@
 """pyarrow's client reads slots, views and tables over Flight, and gets a clear error for everything else."""
 
 import json
+import socket
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -11,7 +12,9 @@ from flight_calls import command, rows, ticket
 import quiver
 from http2_client import Http2Client, message
 from quiver.bundle import OTLP_SCHEMA, QWP_SLOT, QWP_TABLE_KEY
-from quiver.receivers.flight.messages import SERVICE, encode_bytes
+from quiver.http2 import frames as h2
+from quiver.receivers.flight.batches import BatchDecoder, BatchLimits
+from quiver.receivers.flight.messages import SERVICE, decode_flight_data, encode_bytes
 from quiver.receivers.flight.sources import served_store
 
 
@@ -163,3 +166,18 @@ def test_a_client_that_does_not_read_is_ended(store, serve, observer):
         assert client.do_get(ticket(slot="logs")).read_all().num_rows == 500_000
         assert slow.status()[0] == 4  # DEADLINE_EXCEEDED
     assert observer.total("quiver.receiver.calls_total") == 2
+
+
+def test_a_client_that_reads_late_gets_every_byte(store, serve):
+    """The windows allow everything at once; the socket takes a part of it, and the rest follows in order."""
+    store.ingest(quiver.Bundle({"logs": rows(0, 400_000)}))
+    client = serve()
+    with Http2Client(serve.port, settings=((h2.INITIAL_WINDOW_SIZE, 1 << 30),)) as late:
+        late.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        late.send(h2.window_frame(0, 1 << 30))
+        late.call(f"/{SERVICE}/DoGet", message(encode_bytes(b'{"slot": "logs"}')))
+        assert client.do_get(ticket(slot="logs")).read_all().num_rows == 400_000
+        assert late.status() == (0, "")
+        decoder = BatchDecoder(BatchLimits(1 << 30, 1 << 30))
+        found = [decoder.take(decode_flight_data(data)) for data in late.messages()]
+    assert pa.Table.from_batches(found[1:]).equals(store.scan("logs").to_table())
