@@ -20,7 +20,7 @@ from quiver.primitives.disk import real_files
 from quiver.primitives.disk.descriptors import RESERVE
 from quiver.primitives.disk.file_system import NotRegularFileError
 from quiver.primitives.disk.platform_files import PLATFORM, LinuxFiles
-from quiver.primitives.disk.real_files import REAL_FILES, RealFileSystem
+from quiver.primitives.disk.real_files import REAL_FILES, RealFile, RealFileSystem
 
 
 def open_descriptors():
@@ -205,6 +205,17 @@ def test_a_file_above_the_limit_is_not_read(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="larger than 10 bytes") as caught:
         REAL_FILES.read_all(str(tmp_path / "f"), size_max=10)
     assert caught.value.errno == errno.EFBIG
+
+
+def test_a_file_that_is_longer_than_its_size_is_read_to_its_end(tmp_path, monkeypatch):
+    """As files of the kernel, which have size 0, and files that grow meanwhile. The limit applies to what is read."""
+    path = str(tmp_path / "f")
+    (tmp_path / "f").write_bytes(bytes(range(100)))
+    for size in (0, 3, 99):
+        monkeypatch.setattr(RealFile, "size", lambda _, size=size: size)
+        assert REAL_FILES.read_all(path, size_max=100) == bytes(range(100))
+        with pytest.raises(OSError, match="larger than 99 bytes"):
+            REAL_FILES.read_all(path, size_max=99)
 
 
 def test_an_unclosed_file_is_reported(tmp_path):

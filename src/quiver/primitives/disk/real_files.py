@@ -443,7 +443,10 @@ class RealFileSystem:
             # The size is checked first, or a file that is too large would be read up to the limit. Kernel files
             # have size 0, and any file may grow, so the bytes read are checked as well.
             size = file.size()
-            data = file.pread(size_max + 1, 0) if size <= size_max else b""
+            # A block of `size_max` would be mapped for each call, page by page; one of the file's size is often reused.
+            data = file.pread(size + 1, 0) if size <= size_max else b""
+            if len(data) > size:
+                data += file.pread(size_max + 1 - len(data), len(data))
         finally:
             file.close()
         if max(size, len(data)) > size_max:
