@@ -14,7 +14,8 @@ from quiver.pipeline.descriptions.words import in_words
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.model import memory_directory
-from quiver.pipeline.processes.run import RunOptions, _Running, lost_dead_letters, memory_buffers
+from quiver.pipeline.processes.buffer_contents import lost_dead_letters, places_of
+from quiver.pipeline.processes.run import RunOptions, _Running, memory_buffers
 
 PIPELINE = """\
 nodes:
@@ -65,11 +66,11 @@ def test_the_warning_names_the_directory(tmp_path):
 def test_lost_dead_letters_are_counted_at_the_end(tmp_path, is_closed):
     """In sealed segments, and in the log of a process that was killed."""
     pipeline = pipeline_of().placed(tmp_path)
-    assert lost_dead_letters(pipeline) == []
+    assert lost_dead_letters(places_of(pipeline)) == []
     with memory_buffers(pipeline, tmp_path):
         directory = pipeline.main.config.path
         quiver.open(directory).close()
-        assert lost_dead_letters(pipeline) == []
+        assert lost_dead_letters(places_of(pipeline)) == []
         dead_letters = DeadLetters(directory, "out", background=False)
         for index in range(2):
             bundle = Bundle({60: pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)})

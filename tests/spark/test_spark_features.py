@@ -131,8 +131,20 @@ def test_exporters_are_refused_before_anything_starts(monkeypatch, tmp_path):
         )
 
 
-def test_a_pipeline_is_refused_before_its_processes_start(monkeypatch):
+def test_the_reason_is_empty_where_exporters_can_run(monkeypatch):
+    monkeypatch.setattr(spark_features, "EXPORTERS", replace(EXPORTERS, is_available=True))
+    assert spark_features.missing_for_exporters() == ""
     monkeypatch.setattr(spark_features, "EXPORTERS", missing(EXPORTERS))
+    assert spark_features.missing_for_exporters() == EXPORTERS.missing
+
+
+def without_exporters(monkeypatch):
+    """Make the process that looks at PySpark answer that exporters cannot run on it."""
+    monkeypatch.setattr(pipeline_run, "call_in_short_process", lambda _function: EXPORTERS.missing)
+
+
+def test_a_pipeline_is_refused_before_its_processes_start(monkeypatch):
+    without_exporters(monkeypatch)
     with pytest.raises(UsageError, match=r"exporters and pipelines on Spark need PySpark 4\.2 or newer"):
         pipeline_run._require_spark()
 
@@ -144,7 +156,7 @@ PIPELINE = str(ROOT / "examples/otlp-to-parquet.yaml")
 def test_run_is_refused_in_one_sentence(monkeypatch, tmp_path, capsys, options):
     """Before any process starts, and by `--check`, which exits with 3; the diagram needs no Spark."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(spark_features, "EXPORTERS", missing(EXPORTERS))
+    without_exporters(monkeypatch)
     monkeypatch.setattr("sys.argv", ["quiver", "run", PIPELINE, *options])
     with pytest.raises(SystemExit) as ended:
         main()

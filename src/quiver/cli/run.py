@@ -134,12 +134,13 @@ def run(
 
 
 def _run(checked: Pipeline, described: dict[str, Any], options: RunOptions, reread: Callable[[], Pipeline]) -> int:
-    from quiver.pipeline.processes.foreground import fits_one_process, run_in_one_process  # noqa: PLC0415
-    from quiver.pipeline.processes.run import run_pipeline  # noqa: PLC0415
+    from quiver.pipeline.processes.run import fits_one_process, run_pipeline  # noqa: PLC0415
 
     if options.log_format == "text":
         _print_summary(checked, described)
     if options.foreground and fits_one_process(checked, options.cores):
+        from quiver.pipeline.processes.foreground import run_in_one_process  # noqa: PLC0415 - loads Arrow
+
         return run_in_one_process(checked, options, reread=reread)
     if not options.foreground:
         typer.echo(f"logs and state in {options.run_dir}; Ctrl-C stops")

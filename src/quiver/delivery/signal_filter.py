@@ -8,10 +8,14 @@ exporters of the buffer are not affected: each is a subscriber of its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
-from quiver.bundle import OTAP, OTLP_SLOTS, Adapter, Bundle
 from quiver.errors import SettingsError
 from quiver.observe import Observer
+from quiver.slots import OTAP, OTLP_SLOTS, Adapter
+
+if TYPE_CHECKING:
+    from quiver.bundle import Bundle
 
 __all__ = ["OTHER", "SIGNALS", "SignalFilter", "check_signals", "count_skipped"]
 
@@ -83,7 +87,7 @@ class SignalFilter:
         slots = self.wanted(bundle.slots)
         if len(slots) == len(bundle.slots):
             return bundle
-        return Bundle.of_read({slot: bundle[slot] for slot in slots}, bundle.ingested_at_ns, bundle.adapter)
+        return bundle.of_read({slot: bundle[slot] for slot in slots}, bundle.ingested_at_ns, bundle.adapter)
 
     def _signal(self, slot: int) -> str:
         """Return the signal of *slot*; empty if any signal may use it, such as the attributes of resources."""

@@ -264,6 +264,7 @@ def export_of(plan: QueryPlan, stats: ExporterStats | None = None) -> BundleExpo
     from quiver.spark.exporters.query import TableBatches  # noqa: PLC0415 - an extra
     from quiver.spark.exporters.signal_batches import views_of_signals  # noqa: PLC0415
     from quiver.spark.exporters.tables import exporter_of  # noqa: PLC0415
+    from quiver.spark.lake.output import configured_output  # noqa: PLC0415
 
     config: Any = plan.route.config
     # An exporter with a retry policy must not skip bundles silently.
@@ -272,7 +273,7 @@ def export_of(plan: QueryPlan, stats: ExporterStats | None = None) -> BundleExpo
     is_parquet = isinstance(config, ParquetExporterConfig)
     if is_parquet and not plan.route.processors:
         parquet = config.settings()
-        output = parquet.output()
+        output = configured_output(parquet)
         output.prepare()
         return ParquetExporter(
             plan.store_path,

@@ -7,10 +7,9 @@ from typing import Literal
 
 from quiver.errors import SettingsError
 from quiver.objects.location import ObjectLocation
-from quiver.settings import MIB
+from quiver.settings import MIB, Compression
 from quiver.store.format.fleet.names import is_identity
 from quiver.store.reading.fleet.options import FleetOptions
-from quiver.store.segment.compression import Compression
 from quiver.topics.reading.place import TopicPlace
 
 __all__ = ["StoreReceiverSettings", "TopicReceiverSettings"]

@@ -43,6 +43,7 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "WriterCommitMessage",
     "from_arrow_schema",
+    "missing_for_exporters",
     "require",
     "to_arrow_schema",
 ]
@@ -86,6 +87,11 @@ def require(feature: Feature) -> None:
     if not feature.is_available:
         _hide_traceback()
         raise UsageError(feature.missing)
+
+
+def missing_for_exporters() -> str:
+    """Return why exporters cannot run on the installed PySpark; empty if they can."""
+    return "" if EXPORTERS.is_available else EXPORTERS.missing
 
 
 def _hide_traceback() -> None:

@@ -12,8 +12,7 @@ from run_process import command_line
 
 from ports import free_port
 from quiver.pipeline.health import HANG_S, Health
-from quiver.pipeline.processes.foreground import fits_one_process
-from quiver.pipeline.processes.run import read_state
+from quiver.pipeline.processes.run import fits_one_process, read_state
 from quiver.pipeline.processes.sd_notify import watchdog_interval_s
 
 

@@ -16,15 +16,17 @@ import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.errors import DirectoryInUseError, QuiverError
 from quiver.pipeline.graph import load_pipeline
-from quiver.pipeline.processes.child import INGEST_READY, ingest_ready, write_ready
-from quiver.pipeline.processes.run import (
-    RunOptions,
-    _Running,
+from quiver.pipeline.processes.buffer_contents import (
+    BufferPlace,
+    count_in_short_process,
+    has_other_subscribers,
     not_sealed,
-    read_state,
-    run_pipeline,
-    undelivered_bundles,
+    places_of,
+    remaining,
+    undelivered,
 )
+from quiver.pipeline.processes.child import INGEST_READY, ingest_ready, write_ready
+from quiver.pipeline.processes.run import RunOptions, _Running, read_state, run_pipeline
 from waiting import wait_until
 
 
@@ -41,8 +43,8 @@ def pipeline_of(tmp_path):
 
 def test_pending_data_of_an_unknown_exporter_are_reported(tmp_path):
     """A renamed exporter would otherwise fill the buffer unnoticed. A missing store is not reported."""
-    pipeline = pipeline_of(tmp_path)
-    assert undelivered_bundles(pipeline) == []
+    places = places_of(pipeline_of(tmp_path))
+    assert (undelivered(places), has_other_subscribers(places)) == ([], False)
     with quiver.open(tmp_path / "buffer") as store:
         for name in ("old_name", "done"):
             store.register(name, start="earliest")
@@ -50,30 +52,65 @@ def test_pending_data_of_an_unknown_exporter_are_reported(tmp_path):
         store.seal()
         store.register("done").next_bundle().ack()
 
-    assert undelivered_bundles(pipeline) == [("old_name", 1, f"{tmp_path}/buffer")]
+    assert undelivered(places) == [("old_name", 1, f"{tmp_path}/buffer")]
+    assert has_other_subscribers(places)
+    assert not has_other_subscribers(
+        [BufferPlace("buffer", f"{tmp_path}/buffer", ["old_name", "done"], is_durable=True)]
+    )
+
+
+def test_a_short_process_counts_the_same(tmp_path):
+    """The supervisor does not count itself: that loads Arrow."""
+    with quiver.open(tmp_path / "buffer", background=False) as store:
+        store.register("exporter", start="earliest")
+        for _ in range(3):
+            store.ingest(Bundle({60: pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)}))
+            store.seal()
+    places = [BufferPlace("buffer", f"{tmp_path}/buffer", ["exporter"], is_durable=True)]
+
+    found = count_in_short_process(places, "remaining", "undelivered")
+
+    assert found == [remaining(places), []]
+    assert found[0] == [("exporter", 3, f"{tmp_path}/buffer")]
+
+
+def test_a_failing_count_does_not_change_how_the_run_ends(monkeypatch, tmp_path):
+    """It is reported."""
+
+    def failing(function, *_):
+        raise QuiverError(f"{function}: no memory")
+
+    monkeypatch.setattr("quiver.pipeline.processes.buffer_contents.call_in_short_process", failing)
+    messages = []
+    pipeline = pipeline_of(tmp_path)
+    _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, messages.append).report_remaining()
+    (message,) = messages
+    assert message.startswith("the buffers could not be counted: ")
+    assert message.endswith(": no memory")
 
 
 def test_an_empty_directory_is_not_reported(tmp_path, caplog):
     """A user may have created it or mounted a volume there: it contains no data, and is valid."""
     (tmp_path / "buffer").mkdir()
+    places = places_of(pipeline_of(tmp_path))
 
-    assert (undelivered_bundles(pipeline_of(tmp_path)), not_sealed(pipeline_of(tmp_path))) == ([], [])
+    assert (undelivered(places), not_sealed(places)) == ([], [])
     assert caplog.messages == []
 
 
 def test_bundles_that_could_not_be_sealed_are_reported(tmp_path):
     """They are only in the log, after a kill or on a full disk, and the lag of an exporter does not include them."""
-    pipeline = pipeline_of(tmp_path)
-    assert not_sealed(pipeline) == []
+    places = places_of(pipeline_of(tmp_path))
+    assert not_sealed(places) == []
     batch = pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)
     with quiver.open(tmp_path / "buffer", background=False) as store:
         store.ingest(Bundle({60: batch}))
         store.seal()
-        assert not_sealed(pipeline) == []
+        assert not_sealed(places) == []
         store.ingest(Bundle({60: batch}))
         store.ingest(Bundle({60: batch}))
-        assert not_sealed(pipeline) == [("persistence", 2, f"{tmp_path}/buffer")]
-    assert not_sealed(pipeline) == []
+        assert not_sealed(places) == [("persistence", 2, f"{tmp_path}/buffer")]
+    assert not_sealed(places) == []
 
 
 def start(argv):

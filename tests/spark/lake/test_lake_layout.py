@@ -15,6 +15,7 @@ from quiver.errors import SettingsError, UsageError
 from quiver.objects.port import check_key
 from quiver.otap import view_schema
 from quiver.spark.lake.layout import DEFAULT_PARTITION, PartitionBy, encode_value
+from quiver.spark.lake.partition_rows import split_rows
 
 NOON = datetime.datetime(2026, 1, 31, 12, 59, 59, tzinfo=datetime.UTC)
 VALUES = ["plain", "a b/c", "100%", "..", "ä✓", "=", DEFAULT_PARTITION, "x" * 300, "'", ""]
@@ -31,7 +32,7 @@ def rows(view, *given):
 
 
 def split(keys, table, batch):
-    return {directory: part.num_rows for directory, part in PartitionBy(tuple(keys)).split(table, batch)}
+    return {directory: part.num_rows for directory, part in split_rows(PartitionBy(tuple(keys)), table, batch)}
 
 
 def test_days_and_hours_are_those_of_the_event_in_utc():
@@ -64,7 +65,7 @@ def test_event_times_of_any_unit(unit):
 def test_a_time_that_no_calendar_has_is_no_error():
     """The row is in the default partition."""
     batch = pa.record_batch({"time": pa.array([2**61, -(2**61)], pa.timestamp("s"))})
-    found = list(PartitionBy(("day",)).split("t", batch))
+    found = list(split_rows(PartitionBy(("day",)), "t", batch))
     assert {directory for directory, _ in found} == {f"t/day={DEFAULT_PARTITION}"}
     assert sum(part.num_rows for _, part in found) == 2
 
@@ -104,7 +105,7 @@ def test_slots_and_tables_without_keys_are_not_divided():
 def test_rows_of_a_partition_keep_their_order():
     """Every row is in exactly one of them."""
     batch = pa.record_batch({"k": [str(n % 3) for n in range(100)], "n": list(range(100))})
-    parts = dict(PartitionBy(("k",)).split("t", batch))
+    parts = dict(split_rows(PartitionBy(("k",)), "t", batch))
     assert {name: part["n"].to_pylist() for name, part in parts.items()} == {
         f"t/k={k}": list(range(k, 100, 3)) for k in range(3)
     }
@@ -134,7 +135,7 @@ def test_readers_get_the_values_back(tmp_path):
     """DuckDB, Polars and pyarrow decode the names."""
     texts = ["plain", "a b/c", "100%", "ä✓", "=", "'", ""]
     batch = pa.record_batch({"k": texts, "n": list(range(len(texts)))})
-    for directory, part in PartitionBy(("k",)).split("t", batch):
+    for directory, part in split_rows(PartitionBy(("k",)), "t", batch):
         (tmp_path / directory).mkdir(parents=True)
         pq.write_table(pa.Table.from_batches([part.select(["n"])]), tmp_path / directory / "f.parquet")
     expected = [(n, text or None) for n, text in enumerate(texts)]

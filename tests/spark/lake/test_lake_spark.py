@@ -17,7 +17,7 @@ from quiver.spark.bundle_query import start_bundle_query
 from quiver.spark.exporters.parquet import ParquetExporter
 from quiver.spark.exporters.query import start_export
 from quiver.spark.lake.layout import FileLayout, PartitionBy
-from quiver.spark.lake.output import BucketOutput
+from quiver.spark.lake.output import BucketOutput, configured_output
 from quiver.spark.lake.settings import ParquetTables
 from quiver.spark.processors.settings import FilterSettings
 from quiver.spark.spark_features import EXPORTERS
@@ -67,10 +67,10 @@ def test_partitions_in_a_bucket_of_a_real_server(spark, store, tmp_path, s3_serv
     settings = ParquetTables(url, options=s3_server.options(), partition_by=("day", "hour"))
     times = hourly(store, 22, 4)
     store.rows(2)
-    export(spark, store, tmp_path, settings.output(), settings.layout())
+    export(spark, store, tmp_path, configured_output(settings), settings.layout())
     times += hourly(store, 30, 2)
-    export(spark, store, tmp_path, settings.output(), settings.layout())
-    export(spark, store, tmp_path, settings.output(), settings.layout(), checkpoint="lost")
+    export(spark, store, tmp_path, configured_output(settings), settings.layout())
+    export(spark, store, tmp_path, configured_output(settings), settings.layout(), checkpoint="lost")
     options = {
         "aws_endpoint_url": s3_server.endpoint, "aws_access_key_id": s3_server.access_key,
         "aws_secret_access_key": s3_server.secret_key, "aws_region": "us-east-1", "aws_allow_http": "true",

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiver.primitives.scan import Damage, Frame, NeedMore
-from quiver.store.cores.capacity import STALE_S, SharedCapacity, directory_bytes, find_cores
+from quiver.store.cores.capacity import STALE_S, SharedCapacity, directory_bytes
+from quiver.store.cores.instances import find_cores
 from quiver.store.format.cores import (
     CORE_CLAIM,
     CORE_MAX,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import quiver
 from quiver import CapacityError
-from quiver.store.cores.capacity import directory_bytes, find_cores
+from quiver.store.cores.capacity import directory_bytes
+from quiver.store.cores.instances import find_cores
 from quiver.store.cores.store import MultiCoreStore
 from quiver.store.format.cores import CORE_CLAIM, EVICTED, core_directory
 from quiver.testing.crashfs import CrashFileSystem

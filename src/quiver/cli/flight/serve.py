@@ -124,7 +124,7 @@ def _served(
     import quiver  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.receivers.flight.sources import served_store  # noqa: PLC0415
-    from quiver.store.cores.capacity import find_cores  # noqa: PLC0415
+    from quiver.store.cores.instances import find_cores  # noqa: PLC0415
     from quiver.store.format.names import SEGMENTS_DIR  # noqa: PLC0415
 
     name, directory = _name_and_directory(argument)

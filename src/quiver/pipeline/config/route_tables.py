@@ -8,17 +8,19 @@ nothing: data that should be redacted would pass unchanged. So unknown table nam
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from quiver.pipeline.config.base import SettingsConfig
 from quiver.pipeline.config.parse import Document, nearest
 from quiver.pipeline.config.shapes import RawNode
+from quiver.short_process import call_without_loading
 from quiver.spark.processors.settings import INPUT, SIGNALS, RedactSettings, SqlSettings
 
 if TYPE_CHECKING:
     from quiver.pipeline.model import Node, Pipeline, Route
 
-__all__ = ["check_tables"]
+__all__ = ["check_tables", "text_columns"]
 
 _OTHER_NAMES = {"trace": "spans", "traces": "spans"}
 """Other names of a signal → the name of its table."""
@@ -80,8 +82,14 @@ def _settings(node: Node) -> Any:
     return node.config.settings() if isinstance(node.config, SettingsConfig) else None
 
 
+@cache
 def _text_columns() -> set[str]:
-    from quiver.otap import VIEWS, view_schema  # noqa: PLC0415 - for this alone
+    return set(call_without_loading("pyarrow", f"{__name__}:text_columns"))
+
+
+def text_columns() -> list[str]:
+    """Return the columns of all views that redaction can search. Loads Arrow."""
+    from quiver.otap import VIEWS, view_schema  # noqa: PLC0415 - see `_text_columns`
     from quiver.spark.processors.redaction import text_names  # noqa: PLC0415
 
-    return set().union(*(text_names(view_schema(view)) for view in VIEWS))
+    return sorted(set[str]().union(*(text_names(view_schema(view)) for view in VIEWS)))

@@ -20,6 +20,7 @@ from pathlib import Path
 from quiver.clock import SYSTEM_CLOCK
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.model import Pipeline
+from quiver.pipeline.processes.buffer_contents import places_of, remaining
 from quiver.pipeline.processes.child import DRAIN_S, INGEST_READY, ORPHAN_DEADLINE_S, ChildContext, run_body
 from quiver.pipeline.processes.log_relay import TEXT_FORMAT, JsonFormatter
 from quiver.pipeline.processes.parent_watchdog import ParentWatchdog
@@ -29,23 +30,17 @@ from quiver.pipeline.processes.run import (
     RunOptions,
     memory_buffers,
     read_facts,
-    remaining,
 )
 from quiver.pipeline.processes.sd_notify import notify
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 
-__all__ = ["fits_one_process", "run_in_one_process"]
+__all__ = ["run_in_one_process"]
 
 READY_LOOK_S = 0.2
 
 _log = logging.getLogger("quiver.pipeline")
-
-
-def fits_one_process(pipeline: Pipeline, cores: int | None) -> bool:
-    """Return whether *pipeline* needs no Spark process, no status page, and one ingest process."""
-    return not pipeline.queries and cores is None and pipeline.status is None
 
 
 def run_in_one_process(pipeline: Pipeline, options: RunOptions, *, reread: Callable[[], Pipeline]) -> int:
@@ -73,7 +68,7 @@ def run_in_one_process(pipeline: Pipeline, options: RunOptions, *, reread: Calla
             return ChildContext(placed, run_dir, watchdog, drain_s=drain_s, reread=lambda: reread().placed(run_dir))
 
         code = run_body(ingest, context)
-        for name, bundles, directory in remaining(placed):
+        for name, bundles, directory in remaining(places_of(placed)):
             fate = "for the next start" if placed.is_durable else "which is in memory, and are lost"
             _log.info("%s: %d bundles remain in %s, %s", name, bundles, directory, fate)
         _write_state(placed, run_dir, "failed" if code else "stopped")

@@ -39,6 +39,12 @@ from quiver.pipeline.companion_stores import sibling_directory
 from quiver.pipeline.config.formatting import size_words
 from quiver.pipeline.diagram import as_graph
 from quiver.pipeline.model import Pipeline, memory_directory
+from quiver.pipeline.processes.buffer_contents import (
+    Count,
+    count_in_short_process,
+    has_other_subscribers,
+    places_of,
+)
 from quiver.pipeline.processes.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
 from quiver.pipeline.processes.extras import missing_extra
 from quiver.pipeline.processes.log_relay import LogFormat, LogLine, LogRelay, as_json
@@ -50,11 +56,9 @@ from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.cores.instances import instance_roots
+from quiver.short_process import call_in_short_process
 from quiver.store.format.names import DEAD_LETTER_DIR
 from quiver.store.limits.tree_bytes import tree_bytes
-from quiver.store.reading.listing import summarize_subscribers
-from quiver.store.reading.log_tail import sealed_and_logged
 
 __all__ = [
     "RUN_LOCK",
@@ -63,14 +67,11 @@ __all__ = [
     "above_default_caps",
     "check_pyspark",
     "default_run_dir",
-    "lost_dead_letters",
+    "fits_one_process",
     "memory_buffers",
-    "not_sealed",
     "read_facts",
     "read_state",
-    "remaining",
     "run_pipeline",
-    "undelivered_bundles",
 ]
 
 STATE_NAME = "state.json"
@@ -147,6 +148,11 @@ class RunOptions:
     watchdog_interval_s: float | None = None
     foreground: bool = False
     log_format: LogFormat = "text"
+
+
+def fits_one_process(pipeline: Pipeline, cores: int | None) -> bool:
+    """Return whether *pipeline* needs no Spark process, no status page, and one ingest process."""
+    return not pipeline.queries and cores is None and pipeline.status is None
 
 
 def run_pipeline(
@@ -310,11 +316,24 @@ class _Running:
                 "all of it is delivered, and senders are asked to retry until there is space; size_cap: none removes "
                 "the cap"
             )
-        for name, bundles, directory in undelivered_bundles(self.pipeline):
+        for name, bundles, directory in self._undelivered():
             self._report(
                 f"{directory} keeps {bundles} bundles for {name}, which is no exporter here; if nobody else reads as "
                 f"{name}: quiver subscribers {shlex.quote(directory)} drop {name}"
             )
+
+    def _undelivered(self) -> list[Count]:
+        if not has_other_subscribers(places_of(self.pipeline)):
+            return []
+        (found,) = self._counts("undelivered")
+        return found
+
+    def _counts(self, *names: str) -> list[list[Count]]:
+        try:
+            return count_in_short_process(places_of(self.pipeline), *names)
+        except QuiverError as error:
+            self._report(f"the buffers could not be counted: {error}")
+            return [[] for _ in names]
 
     def report_when_ready(self) -> None:
         """Report once when every running child is ready; until then, ports are closed."""
@@ -335,15 +354,16 @@ class _Running:
 
     def report_remaining(self) -> None:
         """Report how much data each exporter has left in its buffer."""
-        for name, bundles, directory in remaining(self.pipeline):
+        left, in_log, lost = self._counts("remaining", "not_sealed", "lost_dead_letters")
+        for name, bundles, directory in left:
             fate = "which is in memory, and are lost" if not self.pipeline.is_durable else "for the next start"
             self._report(f"{name}: {bundles} bundles remain in {directory}, {fate}")
-        for name, bundles, directory in not_sealed(self.pipeline):
+        for name, bundles, directory in in_log:
             self._report(
                 f"{name}: {bundles} bundles remain in the log of {directory}, which was not sealed; they come to each "
                 "of its exporters with the next start"
             )
-        for name, count, directory in lost_dead_letters(self.pipeline):
+        for name, count, directory in lost:
             self._report(f"{name}: {count} dead letters were in {directory}, which is in memory, and are lost")
 
 
@@ -353,62 +373,6 @@ def read_facts(path: Path) -> dict[str, Any]:
         return dict(json.loads(REAL_FILES.read_all(str(path), size_max=NOTE_BYTES_MAX)))
     except (OSError, ValueError):
         return {}
-
-
-def remaining(pipeline: Pipeline) -> list[tuple[str, int, str]]:
-    """Return each route with unresolved bundles: its name, the number of sealed unresolved bundles, the directory."""
-    found = []
-    for buffer in pipeline.buffers:
-        lags = _lags(buffer.config.path)
-        found += [(route.name, lags[route.name], buffer.config.path) for route in buffer.routes if lags.get(route.name)]
-    return found
-
-
-def not_sealed(pipeline: Pipeline) -> list[tuple[str, int, str]]:
-    """Return each buffer that could not seal all data: its name, the number of unsealed bundles, and the directory."""
-    found = []
-    for buffer in pipeline.buffers:
-        directory = buffer.config.path
-        try:
-            bundles = sum(sealed_and_logged(REAL_FILES, root)[1] for root in _roots(directory))
-        except (QuiverError, OSError) as error:
-            _log.warning("%s cannot be looked at: %s", directory, error)
-            continue
-        if bundles:
-            found.append((buffer.name, bundles, directory))
-    return found
-
-
-def lost_dead_letters(pipeline: Pipeline) -> list[tuple[str, int, str]]:
-    """Return the dead letters that are lost with the run because they are in memory: exporter, number, directory."""
-    from quiver.delivery.dead_letters import count_dead_letters, exporters_with_dead_letters  # noqa: PLC0415 - brings the engine
-
-    found = []
-    for directory in (buffer.config.path for buffer in pipeline.buffers if buffer.kind == "memory"):
-        counts: dict[str, int] = {}
-        try:
-            for root in _roots(directory):
-                for name in exporters_with_dead_letters(REAL_FILES, root):
-                    counts[name] = counts.get(name, 0) + count_dead_letters(REAL_FILES, root, name)
-        except (QuiverError, OSError) as error:
-            _log.warning("%s cannot be looked at: %s", directory, error)
-        found += [(name, count, directory) for name, count in counts.items() if count]
-    return found
-
-
-def undelivered_bundles(pipeline: Pipeline) -> list[tuple[str, int, str]]:
-    """
-    Return each subscriber that retains data but is not a route of *pipeline*: its name, the number of bundles, and the
-    directory.
-
-    It may be another program. Or an exporter was renamed: then nothing reads for the old name, and the buffer fills up.
-    """
-    return [
-        (name, bundles, buffer.config.path)
-        for buffer in pipeline.buffers
-        for name, bundles in sorted(_lags(buffer.config.path).items())
-        if bundles and all(route.name != name for route in buffer.routes)
-    ]
 
 
 def above_default_caps(pipeline: Pipeline) -> list[tuple[str, int, int]]:
@@ -426,25 +390,6 @@ def above_default_caps(pipeline: Pipeline) -> list[tuple[str, int, int]]:
         if size > cap:
             found.append((buffer.name, size, cap))
     return found
-
-
-def _lags(directory: str) -> dict[str, int]:
-    lags: dict[str, int] = {}
-    try:
-        for root in _roots(directory):
-            for one in summarize_subscribers(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns()):
-                lags[one.subscriber] = lags.get(one.subscriber, 0) + (one.lag_bundles or 0)
-    except (QuiverError, OSError) as error:
-        _log.warning("%s cannot be looked at: %s", directory, error)
-    return lags
-
-
-def _roots(directory: str) -> list[str]:
-    """Return the stores at *directory*; empty if there is no store yet, even if the directory exists."""
-    try:
-        return instance_roots(REAL_FILES, directory)
-    except UsageError:
-        return []
 
 
 @contextlib.contextmanager
@@ -473,9 +418,7 @@ def check_pyspark(pipeline: Pipeline) -> None:
     """
     if not pipeline.queries or importlib.util.find_spec("pyspark") is None:
         return
-    from quiver.spark.spark_features import EXPORTERS, require  # noqa: PLC0415 - imports PySpark
-
-    require(EXPORTERS)
+    _require_features()
 
 
 def _require_spark() -> None:
@@ -491,10 +434,14 @@ def _require_spark() -> None:
 
     if importlib.util.find_spec("pyspark") is None:
         raise ModuleNotFoundError(missing_extra(ModuleNotFoundError("pyspark", name="pyspark")))
-    from quiver.spark.spark_features import EXPORTERS, require  # noqa: PLC0415 - imports PySpark
-
-    require(EXPORTERS)
+    _require_features()
     find_java_home()
+
+
+def _require_features() -> None:
+    missing = call_in_short_process("quiver.spark.spark_features:missing_for_exporters")
+    if missing:
+        raise UsageError(missing)
 
 
 def _watch(descriptor: int, supervisor: Supervisor) -> None:

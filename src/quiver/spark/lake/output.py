@@ -21,8 +21,9 @@ from quiver.spark.lake.staging import BucketStaging, DirectoryStaging, Staging
 if TYPE_CHECKING:
     from quiver.bundle import BundleRef
     from quiver.objects.port import ObjectTier
+    from quiver.spark.lake.settings import ParquetTables
 
-__all__ = ["BatchCommitter", "BucketOutput", "DirectoryOutput", "LakeOutput", "output_of"]
+__all__ = ["BatchCommitter", "BucketOutput", "DirectoryOutput", "LakeOutput", "configured_output", "output_of"]
 
 
 class BatchCommitter(Protocol):
@@ -144,3 +145,8 @@ def output_of(
     if "://" not in path:
         return DirectoryOutput(str(Path(path).absolute()), file_mode)
     return BucketOutput(ObjectLocation.from_url(path, options))
+
+
+def configured_output(settings: ParquetTables) -> DirectoryOutput | BucketOutput:
+    """Return where the files of an exporter with these settings become visible."""
+    return output_of(settings.path, settings.options, file_mode=settings.file_mode)

@@ -12,6 +12,7 @@ from quiver.bundle import schema_fingerprint
 from quiver.errors import UsageError
 from quiver.spark.exporters.parquet_commit import StagedFile
 from quiver.spark.exporters.row_groups import ROW_GROUP_BYTES, RowGroupWriter
+from quiver.spark.lake.partition_rows import split_rows
 
 if TYPE_CHECKING:
     from quiver.spark.lake.layout import FileLayout
@@ -61,7 +62,7 @@ class PartFiles:
             OSError: the disk refused.
             ObjectsUnavailableError: a file of the target size could not be sent.
         """
-        for directory, rows in self._layout.partition_by.split(table, batch):
+        for directory, rows in split_rows(self._layout.partition_by, table, batch):
             if not rows.num_rows:
                 continue
             key = (directory, schema_fingerprint(rows.schema))

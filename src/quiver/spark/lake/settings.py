@@ -9,7 +9,6 @@ from quiver.errors import SettingsError
 from quiver.objects.location import ObjectLocation
 from quiver.spark.exporters.settings import check_file_mode
 from quiver.spark.lake.layout import PARTITIONS_MAX, FileLayout, PartitionBy
-from quiver.spark.lake.output import LakeOutput, output_of
 
 __all__ = ["BUCKET_FILE_AGE_S", "BUCKET_FILE_BYTES", "ParquetTables"]
 
@@ -113,10 +112,6 @@ class ParquetTables:
                 options["minBytesPerTrigger"] = str(stored)
                 options["maxBytesPerTrigger"] = str(max(stored, _BATCH_BYTES))
         return options
-
-    def output(self) -> LakeOutput:
-        """Return where the files become visible."""
-        return output_of(self.path, self.options, file_mode=self.file_mode)
 
     def layout(self) -> FileLayout:
         """Return how the rows of a batch are divided into files."""

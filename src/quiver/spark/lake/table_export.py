@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from quiver.spark.exporters.exported import ExportedAmount, exported_parts
 from quiver.spark.exporters.parquet_commit import StagedFile
+from quiver.spark.lake.output import configured_output
 from quiver.spark.lake.part_files import PartFiles
 from quiver.spark.store.sink_stage import task_place
 
@@ -32,7 +33,7 @@ class ParquetTableExporter:
 
     def __init__(self, settings: ParquetTables, *, subscriber: str) -> None:
         self._layout = settings.layout()
-        self._output = settings.output()
+        self._output = configured_output(settings)
         self._subscriber = subscriber
         self._committers: dict[str, BatchCommitter] = {}
 

@@ -13,13 +13,13 @@ The settings of processors. Frozen, validated on creation, without Spark, so pip
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from quiver.errors import SettingsError
+from quiver.short_process import call_without_loading
 
 __all__ = [
     "ATTRIBUTE_COLUMNS",
@@ -36,6 +36,7 @@ __all__ = [
     "Scope",
     "Signal",
     "SqlSettings",
+    "examine_patterns",
     "tables_named",
 ]
 
@@ -271,9 +272,8 @@ class RedactSettings:
             raise SettingsError("redact: set keys, value_patterns, or both")
         if self.columns and not self.value_patterns:
             raise SettingsError("columns: value_patterns is missing, so there is nothing to search for")
-        for name, patterns in (("keys", self.keys), ("value_patterns", self.value_patterns)):
-            for pattern in patterns:
-                _check_pattern(name, pattern)
+        _check_patterns("keys", self.keys)
+        _check_patterns("value_patterns", self.value_patterns)
         if "\\" in self.replacement:
             raise SettingsError("replacement: use plain text without backslashes")
         _check_tables(self.signals)
@@ -296,12 +296,35 @@ def _check_scopes(scopes: tuple[Scope, ...]) -> None:
             raise SettingsError(f"apply_to: {scope!r} is not one of {', '.join(ATTRIBUTE_COLUMNS)}")
 
 
-def _check_pattern(name: str, pattern: str) -> None:
-    if not pattern or len(pattern) > _PATTERN_CHARS_MAX:
-        raise SettingsError(f"{name}: a pattern has 1 to {_PATTERN_CHARS_MAX} characters")
-    try:
-        matches_empty = pc.match_substring_regex(pa.array([""]), pattern)[0].as_py()
-    except pa.ArrowInvalid as error:
-        raise SettingsError(f"{name}: {pattern!r} is not a valid pattern (RE2): {error}") from error
-    if matches_empty and name == "value_patterns":
-        raise SettingsError(f"{name}: {pattern!r} matches the empty string")
+def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        if not pattern or len(pattern) > _PATTERN_CHARS_MAX:
+            raise SettingsError(f"{name}: a pattern has 1 to {_PATTERN_CHARS_MAX} characters")
+    for pattern, (reason, matches_empty) in zip(patterns, _examined(patterns), strict=True):
+        if reason:
+            raise SettingsError(f"{name}: {pattern!r} is not a valid pattern (RE2): {reason}")
+        if matches_empty and name == "value_patterns":
+            raise SettingsError(f"{name}: {pattern!r} matches the empty string")
+
+
+@lru_cache(maxsize=64)
+def _examined(patterns: tuple[str, ...]) -> Sequence[Sequence[str | bool]]:
+    """Return `examine_patterns`, without loading Arrow into a process that has not, as the supervisor of a pipeline."""
+    if not patterns:
+        return []
+    found: Sequence[Sequence[str | bool]] = call_without_loading("pyarrow", f"{__name__}:examine_patterns", patterns)
+    return found
+
+
+def examine_patterns(patterns: Sequence[str]) -> list[tuple[str, bool]]:
+    """Return for each pattern why it is invalid, empty if it is valid, and whether it matches the empty string."""
+    import pyarrow as pa  # noqa: PLC0415 - see `_examined`
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    found = []
+    for pattern in patterns:
+        try:
+            found.append(("", bool(pc.match_substring_regex(pa.array([""]), pattern)[0].as_py())))
+        except pa.ArrowInvalid as error:
+            found.append((str(error), False))
+    return found

@@ -5,7 +5,8 @@ Exporters to table formats: Parquet files, and a log of commits that says which 
 module              purpose
 ==================  ==================================================================================
 `settings.py`       the settings of the exporters; no Spark
-`partition_spec.py` the partition of a row: a column, or the day or hour of a time (pure)
+`partition_spec.py` the fields of a partition specification: columns, or days or hours of times (pure)
+`partition_values.py` the values of the fields in rows (pure)
 `columns.py`        the columns of a table and those of a batch → the columns to write (pure)
 `batch_record.py`   the record of a batch: its files and positions (pure)
 `place.py`          a directory or a folder of a bucket: data files and records

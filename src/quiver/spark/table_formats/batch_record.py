@@ -13,7 +13,7 @@ from typing import Any
 
 from quiver.bundle import BundleRef
 from quiver.spark.exporters.commit_records import decode_positions, decode_record, encode_positions, encode_record
-from quiver.spark.table_formats.partition_spec import PartitionValues
+from quiver.spark.table_formats.partition_values import PartitionValues
 
 __all__ = ["BatchRecord", "DataFile"]
 

@@ -13,7 +13,8 @@ from quiver.spark.exporters.row_groups import RowGroupWriter
 from quiver.spark.store.sink_stage import task_place
 from quiver.spark.table_formats.batch_record import DataFile
 from quiver.spark.table_formats.footer import encode_footer
-from quiver.spark.table_formats.partition_spec import PartitionField, PartitionValues, split
+from quiver.spark.table_formats.partition_spec import PartitionField
+from quiver.spark.table_formats.partition_values import PartitionValues, split
 from quiver.spark.table_formats.place import NewFile, TablePlace
 from quiver.store.segment.cast import cast_to_schema
 

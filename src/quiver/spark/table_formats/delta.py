@@ -34,6 +34,7 @@ from quiver.spark.table_formats.columns import grown_schema
 from quiver.spark.table_formats.export import TableLayout
 from quiver.spark.table_formats.footer import column_statistics
 from quiver.spark.table_formats.partition_spec import PartitionField
+from quiver.spark.table_formats.partition_values import value_type
 from quiver.spark.table_formats.place import TablePlace
 from quiver.spark.table_formats.settings import DeltaSettings, MaintenanceLimits
 
@@ -179,7 +180,7 @@ class DeltaTables:
         partitions = tuple(one for one in self._settings.partitions if one.column in schema.names)
         if len(partitions) < len(self._settings.partitions):
             partitions = ()  # this table has not all of their columns
-        derived = [pa.field(one.name, one.type_in(schema)) for one in partitions]
+        derived = [pa.field(one.name, value_type(one, schema)) for one in partitions]
         known = {field.name for field in schema}
         columns = [*schema, *(field for field in derived if field.name not in known)]
         self._place.prepare(table)

@@ -54,6 +54,7 @@ from quiver.spark.table_formats.data_files import WriteTask, data_file
 from quiver.spark.table_formats.export import TableLayout
 from quiver.spark.table_formats.iceberg_maintenance import current_files, named_files, rows_of, small_files
 from quiver.spark.table_formats.partition_spec import PartitionField
+from quiver.spark.table_formats.partition_values import value_type
 from quiver.spark.table_formats.place import TablePlace
 from quiver.spark.table_formats.settings import IcebergSettings, MaintenanceLimits
 
@@ -224,7 +225,7 @@ class IcebergTables:
         if len(partitions) < len(self._settings.partitions):
             partitions = ()  # this table has not all of their columns
         for one in partitions:
-            one.type_in(schema)
+            value_type(one, schema)
         fields = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(_iceberg_types(schema)))
         spec = PartitionSpec(
             *(

@@ -25,18 +25,18 @@ from quiver.primitives.disk.file_system import File, FileSystem, Lock
 from quiver.primitives.disk.lock import holder_of
 from quiver.primitives.scan import Frame
 from quiver.store.cores.claims import take_claim
+from quiver.store.cores.instances import find_cores
 from quiver.store.format.cores import (
     CORE_CLAIM,
     EVICT_LOCK,
     core_directory,
     decode_claim,
     encode_claim,
-    parse_core_directory,
 )
 from quiver.store.limits.capacity import OwnCap
 from quiver.store.limits.tree_bytes import file_bytes
 
-__all__ = ["EvictElsewhere", "SharedCapacity", "directory_bytes", "find_cores"]
+__all__ = ["EvictElsewhere", "SharedCapacity", "directory_bytes"]
 
 EvictElsewhere = Callable[[int], dict[int, int]]
 """Frees this many bytes in the directories of other cores, if it can; returns the bytes freed by core."""
@@ -55,12 +55,6 @@ _EVICT_S = 0.05
 _CLAIM_BYTES_MAX = 4096
 _CAPS_MAX = 2
 """A claim above this many times the cap is not trusted."""
-
-
-def find_cores(fs: FileSystem, root: str) -> list[int]:
-    """Return the numbers of all cores that have a directory in *root*, ascending."""
-    found = (parse_core_directory(name) for name in fs.list_dir(root))
-    return sorted(core for core in found if core is not None)
 
 
 def directory_bytes(fs: FileSystem, directory: str) -> int:

@@ -7,7 +7,13 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import SEGMENTS_DIR, STORE_LOCK, WAL_DIR
 
-__all__ = ["instance_roots", "is_store"]
+__all__ = ["find_cores", "instance_roots", "is_store"]
+
+
+def find_cores(fs: FileSystem, root: str) -> list[int]:
+    """Return the numbers of all cores that have a directory in *root*, ascending."""
+    found = (parse_core_directory(name) for name in fs.list_dir(root))
+    return sorted(core for core in found if core is not None)
 
 
 def is_store(fs: FileSystem, root: str) -> bool:
@@ -24,8 +30,7 @@ def instance_roots(fs: FileSystem, root: str) -> list[str]:
     """
     if not fs.exists(root):
         raise UsageError(f"{root}: there is no such directory")
-    found_cores = (parse_core_directory(name) for name in fs.list_dir(root))
-    candidates = [root, *(f"{root}/{core_directory(core)}" for core in sorted(c for c in found_cores if c is not None))]
+    candidates = [root, *(f"{root}/{core_directory(core)}" for core in find_cores(fs, root))]
     found = [one for one in candidates if is_store(fs, one)]
     if not found:
         raise UsageError(

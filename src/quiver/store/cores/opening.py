@@ -16,8 +16,9 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.forked import refuse_in_children
 from quiver.settings import Settings
-from quiver.store.cores.capacity import SharedCapacity, find_cores
+from quiver.store.cores.capacity import SharedCapacity
 from quiver.store.cores.claims import Evictor
+from quiver.store.cores.instances import find_cores
 from quiver.store.cores.store import MultiCoreStore, OpenCore
 from quiver.store.format.cores import CORE_MAX, core_directory
 from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR

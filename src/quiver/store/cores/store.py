@@ -35,8 +35,9 @@ from quiver.primitives.worker import WorkerDiedError
 from quiver.settings import Settings
 from quiver.store.background import Background
 from quiver.store.cores.calls import MultiCoreSubscriberCalls
-from quiver.store.cores.capacity import STALE_S, SharedCapacity, find_cores
+from quiver.store.cores.capacity import STALE_S, SharedCapacity
 from quiver.store.cores.claims import Evictor, forget_record, read_record, take_claim, was_evicted
+from quiver.store.cores.instances import find_cores
 from quiver.store.cores.removal import remove_drained
 from quiver.store.cores.subscriber import MultiCoreSubscriber
 from quiver.store.reading.query.scan import Scan

@@ -20,7 +20,7 @@ from typing import Protocol
 from quiver.clock import Clock
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
-from quiver.store.cores.capacity import find_cores
+from quiver.store.cores.instances import find_cores
 from quiver.store.format.cores import core_directory
 from quiver.store.format.names import DEAD_LETTER_DIR
 from quiver.store.limits.tree_bytes import file_bytes, tree_bytes

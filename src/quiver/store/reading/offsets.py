@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
-from quiver.bundle import BundleRef
 from quiver.errors import DataLossError, UsageError
 from quiver.instant import IngestedAt
+from quiver.slots import BundleRef
 
 __all__ = [
     "CORES_OFFSET_VERSION",

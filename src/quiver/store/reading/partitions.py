@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quiver.bundle import BundleRef
+from quiver.slots import BundleRef
 
 __all__ = ["PARTITION_BYTES_MIN", "BundleRange", "Limits", "SegmentSummary", "end_of", "pack", "ranges_between", "take"]
 

@@ -47,7 +47,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from quiver.bundle import OTAP, QWP_SLOT
 from quiver.errors import UsageError
 from quiver.instant import parse_timestamp
 from quiver.option_values import (
@@ -57,6 +56,7 @@ from quiver.option_values import (
     refuse_unknown_options,
     switch_option,
 )
+from quiver.slots import OTAP, QWP_SLOT
 from quiver.store.reading.checkpoint import is_local
 from quiver.store.reading.offsets import StartingOffsets, parse_starting
 from quiver.store.reading.partitions import PARTITION_BYTES_MIN, Limits

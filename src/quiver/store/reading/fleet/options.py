@@ -32,7 +32,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from quiver.bundle import OTAP
 from quiver.errors import UsageError
 from quiver.objects.location import ObjectLocation
 from quiver.option_values import (
@@ -42,6 +41,7 @@ from quiver.option_values import (
     refuse_unknown_options,
     switch_option,
 )
+from quiver.slots import OTAP
 from quiver.store.format.fleet.names import is_identity
 from quiver.store.format.names import check_subscriber_id
 from quiver.store.reading.partitions import PARTITION_BYTES_MIN
