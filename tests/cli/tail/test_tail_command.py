@@ -148,3 +148,30 @@ def test_live_rows_are_printed_as_they_are_ingested(logs_dir):
     assert process.returncode == 0
     numbers = [int(line.partition("live ")[2].split()[0]) for line in found]
     assert numbers == list(range(numbers[0], numbers[0] + 3))
+
+
+def test_rows_of_a_store_without_a_log_are_printed_when_they_are_sealed(tmp_path, call):
+    """It keeps none of them in a file before that."""
+    with quiver.open(tmp_path / "buffer", quiver.Settings(durability="segment_only"), background=False) as store:
+        store.ingest(otlp("sealed"), durable=True)
+        store.ingest(otlp("open"))
+        store.seal()
+    rows = rows_of(call, tmp_path / "buffer", "--view", "logs", "--from", "log", "-n", 2)
+    assert [row["body"] for row in rows] == ["sealed", "open"]
+
+
+def test_live_rows_of_a_store_without_a_log(tmp_path):
+    """From another process, without those before it started."""
+    settings = quiver.Settings(durability="segment_only")
+    argv = [sys.executable, "-u", "-m", "quiver", "tail", str(tmp_path / "b"), "--view", "logs", "-n", "2"]
+    with quiver.open(tmp_path / "b", settings, background=False) as store:
+        store.ingest(otlp("before"), durable=True)
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+            number = 0
+            while process.poll() is None:
+                store.ingest(otlp(f"live {number}"), durable=True)
+                number += 1
+            found = process.stdout.read().splitlines()
+    assert process.returncode == 0
+    numbers = [int(line.partition("live ")[2].split()[0]) for line in found]
+    assert numbers == [numbers[0], numbers[0] + 1]

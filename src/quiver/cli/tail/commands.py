@@ -35,7 +35,10 @@ def tail(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Only these columns, comma-separated.")] = None,
     start: Annotated[
-        str, typer.Option("--from", help="latest, or log: first the rows that the log still has.")
+        str,
+        typer.Option(
+            "--from", help="latest, or log: first the rows that the log still has, or without a log the segments."
+        ),
     ] = "latest",
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after this many rows.")] = None,
     as_json: JsonFlag = False,
@@ -44,12 +47,12 @@ def tail(
     Print the rows of a store as they are ingested, until it is stopped.
 
     Reads the log, and is not a subscriber: nothing is acknowledged or kept for it. Safe while a writer runs. With
-    `durability: segment_only` there is no log, and nothing is printed.
+    `durability: segment_only` there is no log, and rows are printed when their segment is sealed.
     """
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
-    from quiver.store.reading.log_follower import LogFollower  # noqa: PLC0415
+    from quiver.store.reading.followers import LogFollower, SegmentFollower  # noqa: PLC0415
 
     if (view is None) == (slot is None):
         raise UsageError("give either --view logs, spans or metrics, or --slot NAME")
@@ -58,7 +61,8 @@ def tail(
     known = _columns_of(view)
     conditions = [parse_condition(text, known) for text in where or ()]
     wanted = None if columns is None else [name.strip() for name in columns.split(",")]
-    followers = [LogFollower(REAL_FILES, root) for root in instance_roots(REAL_FILES, str(directory))]
+    roots = instance_roots(REAL_FILES, str(directory))
+    followers = [follower(REAL_FILES, root) for root in roots for follower in (LogFollower, SegmentFollower)]
     if start == "latest":
         for one in followers:
             one.skip_to_end()

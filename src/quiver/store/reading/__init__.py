@@ -8,7 +8,7 @@ module                  purpose
 `read.py`               `quiver.read`: every bundle in a directory, while a writer may have it open
 `directory.py`          one store's directory, with the damage found in it
 `log_tail.py`           bundles in the log that no segment contains yet
-`log_follower.py`       bundles as they are ingested, for `quiver tail`
+`followers.py`          bundles as they are ingested or sealed, for `quiver tail`
 `recent.py`             bundles that were ingested recently
 `fleet/`                a fleet as its bucket shows it: nodes, lag, checks
 `query/`                queries: the rows of a slot or a view as a table; reads only segments in the range

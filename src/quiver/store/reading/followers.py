@@ -1,4 +1,4 @@
-"""The bundles of a store as they are ingested, read from its log in any process."""
+"""The bundles of a store as they are ingested or sealed, read from its files in any process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from quiver.errors import CorruptionError, UsageError
 from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.store.format.names import WAL_DIR
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
+from quiver.store.reading.store_files import StoreFiles
+from quiver.store.segment.info import SegmentInfo
+from quiver.store.segment.reader import SegmentReader
+from quiver.store.segment.tail import read_info
 from quiver.store.wal.replay import FILE_BYTES_MAX, WalFileFound, decode_slots, find_wal_files
 from quiver.store.wal.scan import ScannedEntry, WalFileScan, scan_wal_file
 
-__all__ = ["LogFollower"]
+__all__ = ["LogFollower", "SegmentFollower"]
 
 _HEADER_BYTES = 64 * 1024
 
@@ -21,8 +25,8 @@ class LogFollower:
     """
     Follows the log of the store at *root*: each `poll` yields what was ingested since the last one, in that order.
 
-    Takes no lock and is not a subscriber: bundles that the log has discarded before a poll are skipped. With
-    ``durability: segment_only``, bundles are not logged, and there is nothing to follow.
+    Takes no lock and is not a subscriber: bundles that the log has discarded before a poll are skipped. Bundles that
+    are not logged are read by `SegmentFollower`.
 
     Attributes:
         problems: damaged bytes and bundles that were skipped.
@@ -94,6 +98,63 @@ class LogFollower:
         self.problems += scan.damage
         self._read_to[head.position_start] = offset + scan.tail_offset - head.header_size
         return scan
+
+
+class SegmentFollower:
+    """
+    Follows the segments of the store at *root* whose bundles were never logged, as with ``durability: segment_only``:
+    each `poll` yields the bundles of those that were sealed since the last one, in their order.
+
+    Takes no lock and is not a subscriber: a segment that was deleted before a poll is skipped. A bundle that every
+    subscriber has resolved before its segment is sealed is in no segment.
+
+    Attributes:
+        problems: damaged segments that were skipped.
+    """
+
+    def __init__(self, fs: FileSystem, root: str, *, adapter: Adapter = OTAP) -> None:
+        self.problems: list[CorruptionError] = []
+        self._fs = fs
+        self._files = StoreFiles(fs, root)
+        self._adapter = adapter
+        self._next = 0
+
+    def skip_to_end(self) -> None:
+        """Skip the segments that there are now."""
+        for _ in self._new():
+            pass
+
+    def poll(self) -> Iterator[Bundle]:
+        """Yield the bundles of the segments since the last poll."""
+        for number in self._new():
+            path = self._files.segment_path(number)
+            try:
+                if not _is_unlogged(read_info(self._fs, path)):
+                    continue
+                reader = SegmentReader.open(self._fs, path)
+            except FileNotFoundError:
+                continue
+            except CorruptionError as damage:
+                self.problems.append(damage)
+                continue
+            try:
+                yield from reader.bundles(0, reader.bundle_count, self._adapter)
+            except CorruptionError as damage:
+                self.problems.append(damage)
+            finally:
+                reader.close()
+
+    def _new(self) -> Iterator[int]:
+        for number in self._files.segments():
+            if number >= self._next:
+                self._next = number + 1
+                yield number
+
+
+def _is_unlogged(info: SegmentInfo) -> bool:
+    """Return whether the bundles of a segment have no entries in the log: then its part of the log is empty."""
+    start = info.wal_position_start
+    return info.bundle_count > 0 and start is not None and start == info.wal_position_end
 
 
 def _scan_from(file: File, offset: int, header_size: int, size: int, path: str) -> WalFileScan:

@@ -1,4 +1,4 @@
-"""`LogFollower`: each bundle once and in order, over rotation, restarts and damage."""
+"""`LogFollower` and `SegmentFollower`: each bundle once and in order, over rotation, restarts and damage."""
 
 import pyarrow as pa
 import pytest
@@ -6,7 +6,7 @@ import pytest
 import quiver
 from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.reading.log_follower import LogFollower
+from quiver.store.reading.followers import LogFollower, SegmentFollower
 
 SMALL = quiver.Settings(segment_bytes_max=4000, wal_rotate_bytes=2000, wal_bytes_max=200_000)
 
@@ -96,3 +96,67 @@ def test_damage_is_reported_and_the_rest_is_read(tmp_path):
 def test_a_store_without_a_log_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no log to follow"):
         LogFollower(REAL_FILES, str(tmp_path))
+
+
+UNLOGGED = quiver.Settings(durability="segment_only")
+
+
+def test_unlogged_bundles_are_read_when_they_are_sealed(tmp_path):
+    """Each once and in order, also after the store was reopened; those of the open segment are not there yet."""
+    follower = SegmentFollower(REAL_FILES, str(tmp_path / "d"))
+    assert numbers(follower) == []
+    with quiver.open(tmp_path / "d", UNLOGGED, background=False) as store:
+        store.ingest(bundle(0))
+        store.ingest(bundle(1))
+        assert numbers(follower) == []
+        store.seal()
+        assert numbers(follower) == [0, 1]
+        store.ingest(bundle(2))
+        assert numbers(follower) == []
+    assert numbers(follower) == [2]
+    with quiver.open(tmp_path / "d", UNLOGGED, background=False) as store:
+        store.ingest(bundle(3), durable=True)
+        assert numbers(follower) == [3]
+    assert (numbers(follower), follower.problems) == ([], [])
+
+
+def test_segments_can_be_skipped(tmp_path):
+    follower = SegmentFollower(REAL_FILES, str(tmp_path / "d"))
+    with quiver.open(tmp_path / "d", UNLOGGED, background=False) as store:
+        store.ingest(bundle(0), durable=True)
+        follower.skip_to_end()
+        store.ingest(bundle(1), durable=True)
+        assert numbers(follower) == [1]
+
+
+def test_the_durability_can_change(tmp_path):
+    """Together, both followers read each bundle once."""
+    followers = []
+    for round_, settings in enumerate((SMALL, UNLOGGED, SMALL)):
+        with quiver.open(tmp_path / "d", settings, background=False) as store:
+            if not followers:
+                store.register("reader", start="earliest")
+                followers = [one(REAL_FILES, str(tmp_path / "d")) for one in (LogFollower, SegmentFollower)]
+            store.ingest(bundle(2 * round_))
+            found = [n for one in followers for n in numbers(one)]
+            store.ingest(bundle(2 * round_ + 1))
+            store.seal()
+            found += [n for one in followers for n in numbers(one)]
+        assert found == [2 * round_, 2 * round_ + 1]
+
+
+def test_a_deleted_segment_is_skipped_and_a_damaged_one_is_reported(tmp_path):
+    follower = SegmentFollower(REAL_FILES, str(tmp_path / "d"))
+    with quiver.open(tmp_path / "d", UNLOGGED, background=False) as store:
+        for n in range(4):
+            store.ingest(bundle(n), durable=True)
+    _, second, _, last = sorted((tmp_path / "d/segments").glob("*.qseg"))
+    data = bytearray(second.read_bytes())
+    data[100] ^= 0xFF
+    second.chmod(0o644)
+    second.write_bytes(data)
+    polled = follower.poll()
+    assert next(polled).batches[30]["n"][0].as_py() == 0
+    last.unlink()  # it was listed already
+    assert [one.batches[30]["n"][0].as_py() for one in polled] == [2]
+    assert [damage.path for damage in follower.problems] == [str(second)]
