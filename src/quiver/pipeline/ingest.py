@@ -28,7 +28,7 @@ from quiver.pipeline.exporter_figures import ExporterFigures
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.health import Health
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
-from quiver.pipeline.model import Buffer, Pipeline
+from quiver.pipeline.model import Buffer, Node, Pipeline
 from quiver.pipeline.port_limits import KEPT_FOR_LOGS, connection_share, too_many_connections
 from quiver.pipeline.processes.child import DRAIN_S, ChildContext, child_main, set_log_level, write_closed, write_ready
 from quiver.primitives.disk.descriptors import RESERVE, descriptor_limit
@@ -248,9 +248,8 @@ def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead
         _log.warning("%s", warning)
     try:
         for station in stations:
-            place = _place(station, context, health, share)
             for node in station.buffer.receivers:
-                for receiver in node.config.receivers(place):
+                for receiver in node.config.receivers(_place(node, station, context, health, share)):
                     receivers.append(receiver)
                     receiver.start()
         listening = [receiver.settings.listening_addr for receiver in receivers]
@@ -305,10 +304,15 @@ def _reload(context: ChildContext, stations: list[_Station]) -> None:
     _log.info("reloaded")
 
 
-def _place(station: _Station, context: ChildContext, health: Health, connection_share: float) -> ReceiverPlace:
+def _place(
+    node: Node, station: _Station, context: ChildContext, health: Health, connection_share: float
+) -> ReceiverPlace:
+    observer = _naming(station.buffer, context, station.observer)
+    if len(context.pipeline.receivers) > 1:
+        observer = AttributedObserver(observer, receiver=node.name)
     return ReceiverPlace(
         station.own,
-        _naming(station.buffer, context, station.observer),
+        observer,
         is_durable=station.buffer.kind != "memory",
         cores=context.cores,
         core=context.core,

@@ -11,7 +11,7 @@ import pytest
 
 import quiver
 from quiver.bundle import BundleRef
-from quiver.cli.stats.top_figures import PipelineSnapshot, Sample, fetch_samples, parse_samples, showing
+from quiver.cli.stats.top_figures import PipelineSnapshot, Received, Sample, fetch_samples, parse_samples, showing
 from quiver.delivery.exporter_stats import ExporterStats
 from quiver.errors import TransientError
 from quiver.observe import InMemoryObserver
@@ -236,6 +236,27 @@ def test_rates_are_differences_to_the_previous_snapshot():
     assert rate_of(look(14.0, segment_sealed_total=4.0), second) == {"segments sealed": 2.0}
     unreachable = look(13.0)
     assert rate_of(second, unreachable) == {"segments sealed": None}
+
+
+def test_receivers_are_counted_one_by_one():
+    """Over their signals; the counts of the only receiver do not name it. A rate needs two snapshots."""
+
+    def received(at_s, **names):
+        samples = []
+        for name, values in names.items():
+            for signal, (records, size) in values.items():
+                labels = (("receiver", name),) if name != "only" else ()
+                labels = (*labels, ("signal", signal))
+                samples.append(Sample("quiver_receiver_items_total", labels, records))
+                samples.append(Sample("quiver_receiver_bytes_total", labels, size))
+        return PipelineSnapshot(at_s, tuple(samples), (), 0, (), ())
+
+    first = received(1.0, a={"logs": (10.0, 100.0)}, b={"logs": (1.0, 10.0)})
+    second = received(3.0, a={"logs": (16.0, 160.0), "traces": (4.0, 40.0)}, b={"logs": (1.0, 10.0)})
+    assert showing(first, None).received["a"] == Received(10, None, 100, None)
+    assert showing(second, first).received == {"a": Received(20, 5.0, 200, 50.0), "b": Received(1, 0.0, 10, 0.0)}
+    assert showing(received(1.0, only={"logs": (3.0, 30.0)}), None).received == {"": Received(3, None, 30, None)}
+    assert showing(look(1.0, segment_sealed_total=1.0), None).received == {}
 
 
 class _Other(http.server.BaseHTTPRequestHandler):

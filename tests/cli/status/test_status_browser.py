@@ -4,11 +4,13 @@ The status page in a real Chromium: hostile text stays text, nothing is loaded f
 Screenshots are in the directory of the test, and in $SCREENSHOTS if it is set.
 """
 
+import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,8 +37,38 @@ def browser():
         launched.close()
 
 
+class _Metrics(http.server.BaseHTTPRequestHandler):
+    """The metrics port of a pipeline: each answer has received more."""
+
+    asked = 0
+
+    def do_GET(self):
+        type(self).asked += 1
+        lines = []
+        for name, records, size in (("otlp", 123_400, 45_000_000), (HOSTILE, 7, 900)):
+            escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+            lines.append(f'quiver_receiver_items_total{{receiver="{escaped}",signal="logs"}} {records * self.asked}')
+            lines.append(f'quiver_receiver_bytes_total{{receiver="{escaped}",signal="logs"}} {size * self.asked}')
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(("\n".join(lines) + "\n").encode())
+
+    def log_message(self, *_):
+        pass
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def metrics():
+    with http.server.HTTPServer(("127.0.0.1", 0), _Metrics) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, metrics):
     """Yield the URL of a page whose directory, reasons, errors and events are hostile."""
     root = tmp_path_factory.mktemp("page")
     directory = root / HOSTILE.replace("/", "")
@@ -57,14 +89,16 @@ def served(tmp_path_factory):
     graph = {
         "nodes": [
             {"name": "otlp", "kind": "receiver", "note": HOSTILE},
+            {"name": HOSTILE, "kind": "receiver", "note": "otap"},
             {"name": "buffer", "kind": "buffer", "note": str(directory)},
             *({"name": name, "kind": "exporter", "note": "otlp"} for name in ("lake", "out")),
         ],
-        "edges": [["otlp", "buffer"], ["buffer", "lake"], ["buffer", "out"]],
+        "edges": [["otlp", "buffer"], [HOSTILE, "buffer"], ["buffer", "lake"], ["buffer", "out"]],
     }
     children = {HOSTILE: {"pid": 1, "state": HOSTILE, "starts": 2, "last_exit": HOSTILE}}
     events = [{"at_ns": 1_700_000_000_000_000_000, "what": HOSTILE}]
     state = {"pipeline": HOSTILE, "state": "running", "children": children, "graph": graph, "events": events}
+    state["metrics"] = f"127.0.0.1:{metrics.server_port}"
     (run_dir / "state.json").write_text(json.dumps(state))
     (root / "tokens").write_text(TOKEN)
     argv = [sys.executable, "-m", "quiver", "status", str(directory), "--listen", "127.0.0.1:0"]
@@ -127,6 +161,11 @@ def test_the_page_fits_and_shows_hostile_text_as_text(show, tmp_path, width, sch
     assert page.query_selector("img") is None
     assert page.locator("svg.graph g.buffer").count() == 1
     assert page.locator("svg.graph g.exporter").count() == 2
+    page.wait_for_function("document.querySelector('#receivers tbody td.n').textContent !== '–'")
+    rows = [row.inner_text() for row in page.locator("#receivers tbody tr").all()]
+    assert [HOSTILE in row for row in rows] == [False, True]
+    assert all("/s" in row for row in rows)
+    assert "records/s" in page.locator("svg.graph g.receiver").first.text_content()
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background.removeprefix("rgb(").removesuffix(")").split(","))) < 384) == (scheme == "dark")
     name = f"status-{scheme}-{width}.png"

@@ -1,10 +1,12 @@
 """`quiver status`: the content for every kind of log, from files alone, and the served page."""
 
+import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 
 import pytest
@@ -23,6 +25,27 @@ from quiver.qwp.slots.ring import RingSettings
 from quiver.qwp.slots.slot import open_slot
 from quiver.testing.clock import ManualClock
 from quiver.topics.store import TopicStore
+
+
+class _Metrics(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def metrics_port():
+    """Yield a server whose `body` is the answer to every request."""
+    with http.server.HTTPServer(("127.0.0.1", 0), _Metrics) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
 def status_of(call, path, *options):
@@ -186,6 +209,32 @@ def test_the_state_file_of_a_pipeline_gives_graph_and_events(store_dir, call):
     assert {node["name"]: node["lag"] for node in found["graph"]["nodes"]} == {"otlp": None, "buffer": None, "fast": 7}
     (run_dir / "state.json").write_text(json.dumps({"pipeline": "p.yaml", "state": "running", "children": {}}))
     assert {node["name"] for node in status_of(call, store_dir)["graph"]["nodes"]} == {"store", "fast", "slow"}
+
+
+@pytest.mark.parametrize("is_only", [True, False])
+def test_receivers_have_the_rates_of_their_counters(store_dir, metrics_port, is_only):
+    """Those of the only receiver do not name it. A receiver without counters, which polls a log, has no rates."""
+    run_dir = store_dir.with_name("store.run")
+    run_dir.mkdir()
+    names = ["otlp"] if is_only else ["otlp", "poll"]
+    nodes = [{"name": name, "kind": "receiver", "note": "otlp"} for name in names]
+    state = {"pipeline": "p.yaml", "state": "running", "children": {}, "graph": {"nodes": nodes, "edges": []}}
+    (run_dir / "state.json").write_text(json.dumps(state | {"metrics": f"127.0.0.1:{metrics_port.server_port}"}))
+    label = "" if is_only else '{receiver="otlp"}'
+    clock = ManualClock()
+    reader = StatusReader(StatusSource(str(store_dir), str(run_dir)), clock=clock)
+    metrics_port.body = f"quiver_receiver_items_total{label} 10\nquiver_receiver_bytes_total{label} 100\n".encode()
+    first = reader.current()["receivers"]
+    metrics_port.body = f"quiver_receiver_items_total{label} 30\nquiver_receiver_bytes_total{label} 500\n".encode()
+    clock.advance(2.0)
+    second = reader.current()
+    figures = [
+        {"records": 10, "records_per_second": None, "bytes": 100, "bytes_per_second": None},
+        {"records": 30, "records_per_second": 10.0, "bytes": 500, "bytes_per_second": 200.0},
+    ]
+    assert [{"name": "otlp", "note": "otlp", **one} for one in figures] == [first[0], second["receivers"][0]]
+    assert (second["graph"]["nodes"][0]["per_second"], second["graph"]["nodes"][0]["unit"]) == (10.0, "records")
+    assert [one["records"] for one in second["receivers"]] == [30, None][: len(names)]
 
 
 @pytest.mark.parametrize(

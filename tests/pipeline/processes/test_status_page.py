@@ -118,6 +118,8 @@ def test_the_page_follows_the_pipeline_and_survives_a_kill(running):
     assert f"http://127.0.0.1:{run.ports['status']}/" in run.said
     run.post(run.ports["port"], request(1, 2))
     run.until(lambda: exporter(run)["dead_letters"] == 1)
+    (receiver,) = fetch(run, "/api/status")["receivers"]
+    assert (receiver["name"], receiver["records"], receiver["bytes"]) == ("otlp", 2, len(request(1, 2)))
     (letter,) = fetch(run, "/api/dead-letters?exporter=strict")
     change = {"action": "replay", "exporter": "strict", "bundles": [letter["bundle"]]}
     with pytest.raises(urllib.error.HTTPError, match="401"):

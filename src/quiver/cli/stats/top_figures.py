@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "Flow",
     "PipelineSnapshot",
     "ProcessState",
+    "Received",
     "Sample",
     "Showing",
     "fetch_samples",
@@ -50,10 +51,14 @@ _OWN = " quiver"
 _TRACEBACK = "Traceback (most recent call last)"
 
 FAILURES = "quiver_exporter_failures_total"
+RECEIVED_RECORDS = "quiver_receiver_items_total"
+RECEIVED_BYTES = "quiver_receiver_bytes_total"
 
 FLOWS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("OTLP requests", "quiver_receiver_requests_total", ("buffer", "signal", "outcome")),
-    ("OTAP batches", "quiver_receiver_batches_total", ("buffer", "signal", "outcome")),
+    ("records received", RECEIVED_RECORDS, ("buffer", "receiver", "signal")),
+    ("bytes received", RECEIVED_BYTES, ("buffer", "receiver", "signal")),
+    ("OTLP requests", "quiver_receiver_requests_total", ("buffer", "receiver", "signal", "outcome")),
+    ("OTAP batches", "quiver_receiver_batches_total", ("buffer", "receiver", "signal", "outcome")),
     ("refused or held up", "quiver_ingest_throttle_total", ()),
     ("segments sealed", "quiver_segment_sealed_total", ()),
     ("segments deleted", "quiver_gc_evictions_total", ("reason",)),
@@ -144,6 +149,19 @@ class Flow:
     per_second: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """
+    The records and bytes that a receiver has stored since the start of the pipeline, and their rates per second. A rate
+    is None until there are two snapshots.
+    """
+
+    records: int
+    records_per_second: float | None
+    bytes: int
+    bytes_per_second: float | None
+
+
 @dataclass(frozen=True)
 class Showing:
     """The displayed data: a snapshot and the changes since the previous one."""
@@ -162,6 +180,8 @@ class Showing:
     """The last success and failure, by exporter."""
     dead_letters: Mapping[str, int] = field(default_factory=dict)
     """The number of dead letters, by exporter."""
+    received: Mapping[str, Received] = field(default_factory=dict)
+    """By receiver; the only receiver of a pipeline has the empty name, because its counts do not name it."""
 
 
 def parse_samples(text: str) -> tuple[Sample, ...]:
@@ -428,23 +448,40 @@ def showing(now: PipelineSnapshot, before: PipelineSnapshot | None) -> Showing:
         now.waiting,
         now.reports,
         now.dead_letters,
+        _received(now, before),
     )
 
 
+def _received(now: PipelineSnapshot, before: PipelineSnapshot | None) -> dict[str, Received]:
+    """Return what each receiver has stored; those that poll a log count no records, and are not included."""
+    records, size = (
+        {of: (int(value), rate) for of, value, rate in _rates(now, before, name, ("receiver",))}
+        for name in (RECEIVED_RECORDS, RECEIVED_BYTES)
+    )
+    # Both are counted for each request.
+    return {of: Received(*records[of], *size[of]) for of in records if of in size}
+
+
 def _flows(now: PipelineSnapshot, before: PipelineSnapshot | None) -> Iterable[Flow]:
-    passed_s = 0.0 if before is None else now.at_s - before.at_s
     for what, name, apart in FLOWS:
-        lines = _by(now.samples, name, apart)
-        earlier = {} if before is None else _by(before.samples, name, apart)
-        for of, value in sorted(lines.items()):
-            if not value and name == FAILURES:
-                continue  # every exporter has a counter of each type
-            rate = None
-            if passed_s > 0 and before is not None and before.samples:
-                # A counter that decreased was reset by a restart: its value is the increase since then.
-                gained = value - earlier.get(of, 0.0)
-                rate = (gained if gained >= 0 else value) / passed_s
-            yield Flow(what, of, int(value), rate)
+        for of, value, rate in _rates(now, before, name, apart):
+            if value or name != FAILURES:  # every exporter has a counter of each type
+                yield Flow(what, of, int(value), rate)
+
+
+def _rates(
+    now: PipelineSnapshot, before: PipelineSnapshot | None, name: str, apart: tuple[str, ...]
+) -> Iterator[tuple[str, float, float | None]]:
+    """Yield the lines of the counter *name*: what distinguishes each, its value, and its rate per second."""
+    passed_s = 0.0 if before is None else now.at_s - before.at_s
+    earlier = {} if before is None else _by(before.samples, name, apart)
+    for of, value in sorted(_by(now.samples, name, apart).items()):
+        rate = None
+        if passed_s > 0 and before is not None and before.samples:
+            # A counter that decreased was reset by a restart: its value is the increase since then.
+            gained = value - earlier.get(of, 0.0)
+            rate = (gained if gained >= 0 else value) / passed_s
+        yield of, value, rate
 
 
 def _by(samples: Sequence[Sample], name: str, apart: tuple[str, ...]) -> dict[str, float]:

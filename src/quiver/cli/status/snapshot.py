@@ -29,6 +29,9 @@ REUSE_S_MIN = 1.0
 REUSE_TIMES = 10
 """A result is reused for ten times as long as its reading took: the page takes at most a tenth of a core."""
 
+_NOT_COUNTED = dict.fromkeys(("records", "records_per_second", "bytes", "bytes_per_second"))
+"""The figures of a receiver whose counts are unknown, as of one that polls a log."""
+
 _RECEIVED = {"OTLP requests": "requests", "OTAP batches": "batches"}
 
 
@@ -179,17 +182,30 @@ def _pipeline_content(
     now_ns: int,
 ) -> dict[str, Any]:
     if found is None:
-        return {"graph": None, "processes": [], "flows": [], "exporters": [], "errors": []}
+        return {"graph": None, "processes": [], "flows": [], "receivers": [], "exporters": [], "errors": []}
     exporters = [_exporter(one, found, rates, now_ns) for one in found.subscribers]
     # Older versions wrote no graph.
     graph = state.get("graph") or _graph_of_store(tracks, exporters)
+    receivers = _receivers(graph, found)
     return {
-        "graph": _annotated(graph, found, tracks, exporters, rates),
+        "graph": _annotated(graph, found, tracks, {one["name"]: one for one in receivers}, exporters, rates),
         "processes": [asdict(one) for one in found.nodes],
         "flows": [asdict(one) for one in found.flows],
+        "receivers": receivers,
         "exporters": exporters,
         "errors": list(found.errors),
     }
+
+
+def _receivers(graph: Mapping[str, Any], found: Showing) -> list[dict[str, Any]]:
+    """Return the receivers of *graph*, with what each has received where that is counted."""
+    nodes = [node for node in graph["nodes"] if node["kind"] == "receiver"]
+    only = found.received.get("") if len(nodes) == 1 else None
+    received = [found.received.get(node["name"], only) for node in nodes]
+    return [
+        {"name": node["name"], "note": node["note"], **(_NOT_COUNTED if one is None else asdict(one))}
+        for node, one in zip(nodes, received, strict=True)
+    ]
 
 
 def _exporter(
@@ -229,6 +245,7 @@ def _annotated(
     graph: Mapping[str, Any],
     found: Showing,
     tracks: Sequence[Track],
+    receivers: Mapping[str, Mapping[str, Any]],
     exporters: Sequence[Mapping[str, Any]],
     rates: Mapping[tuple[str, str], float],
 ) -> dict[str, Any]:
@@ -244,6 +261,8 @@ def _annotated(
             inside = [one for one in tracks if place in {Path(one.name), *Path(one.name).parents}]
             sealed = [rates[key] for track in inside if (key := (track.name, "")) in rates]
             figures["per_second"], figures["unit"] = received or (sum(sealed) if sealed else None, "bundles")
+        elif node["name"] in receivers:
+            figures |= {"per_second": receivers[node["name"]]["records_per_second"], "unit": "records"}
         elif node["name"] in of_exporter:
             one = of_exporter[node["name"]]
             figures |= {"per_second": one["per_second"], "lag": one["lag_bundles"]}
