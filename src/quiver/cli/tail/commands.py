@@ -47,7 +47,7 @@ def tail(
     Print the rows of a store as they are ingested, until it is stopped.
 
     Reads the log, and is not a subscriber: nothing is acknowledged or kept for it. Safe while a writer runs. With
-    `durability: segment_only` there is no log, and rows are printed when their segment is sealed.
+    `durability: segment_only`, which keeps no log, rows are printed when their segment is sealed.
     """
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415

@@ -108,7 +108,7 @@ def lost_dead_letters(buffers: Sequence[BufferPlace]) -> list[Count]:
 
 def undelivered(buffers: Sequence[BufferPlace]) -> list[Count]:
     """
-    Return each subscriber that retains data but is no exporter of its buffer: its name, the number of bundles, and the
+    Return each subscriber that retains data and is not an exporter of its buffer: its name, the number of bundles, the
     directory.
 
     It may be another program. Or an exporter was renamed: then nothing reads for the old name, and the buffer fills up.
@@ -170,7 +170,7 @@ def _lags(directory: str) -> dict[str, int]:
 
 
 def _roots(directory: str) -> list[str]:
-    """Return the stores at *directory*; empty if there is no store yet, even if the directory exists."""
+    """Return the stores at *directory*; empty before the first one exists, even if the directory does."""
     try:
         return instance_roots(REAL_FILES, directory)
     except UsageError:
