@@ -12,7 +12,7 @@ from quiver.objects.location import ObjectLocation
 from quiver.objects.memory import MemoryObjects
 from quiver.objects.port import ObjectTier
 from quiver.objects.remote import connect
-from quiver.objects.retrying import RetryingObjects
+from quiver.objects.retrying import TRIES_MAX, RetryingObjects
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -30,6 +30,7 @@ def open_objects(
     writable: bool = True,
     check_access: bool = True,
     file_mode: int | None = None,
+    tries_max: int = TRIES_MAX,
     fs: FileSystem = REAL_FILES,
     clock: Clock = SYSTEM_CLOCK,
     observer: Observer | None = None,
@@ -44,6 +45,7 @@ def open_objects(
         writable: False only reads, and checks only read access.
         file_mode: permission bits of the files of a `fs` location; None makes them readable by their owner only.
         check_access: False sends no request; another process has checked access.
+        tries_max: how often a call is tried while the store does not answer.
         fs: the disk of a `fs` location.
         clock: waits between attempts.
         observer: counts retries.
@@ -62,7 +64,7 @@ def open_objects(
         inner = MemoryObjects(clock=clock)
     else:
         inner = connect(location)
-    tier = RetryingObjects(inner, clock=clock, observer=observer or InMemoryObserver())
+    tier = RetryingObjects(inner, clock=clock, observer=observer or InMemoryObserver(), tries_max=tries_max)
     if check_access:
         prove(tier, str(location), writable=writable)
     return tier

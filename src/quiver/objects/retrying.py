@@ -19,7 +19,10 @@ from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.file_system import Buffer
 
-__all__ = ["RetryingObjects"]
+__all__ = ["TRIES_MAX", "RetryingObjects"]
+
+TRIES_MAX = 5
+"""With the default delays, about two seconds."""
 
 _COMPARE_BYTES = 4 << 20
 
@@ -46,7 +49,7 @@ class RetryingObjects:
         clock: Clock,
         observer: Observer,
         backoff: Backoff | None = None,
-        tries_max: int = 5,
+        tries_max: int = TRIES_MAX,
         random: Random | None = None,
     ) -> None:
         self._inner = inner

@@ -14,14 +14,19 @@ import quiver
 from quiver.bundle import OTLP_SCHEMA
 from quiver.errors import UsageError
 from quiver.objects.location import ObjectLocation
+from quiver.objects.memory import MemoryObjects
 from quiver.objects.opening import open_objects
-from quiver.spark.fleet.segment_rows import FleetRows
+from quiver.objects.retrying import RetryingObjects
+from quiver.observe import InMemoryObserver
+from quiver.spark.fleet.segment_rows import OBJECT_TRIES_MAX, FleetRows
 from quiver.spark.fleet.source import FleetDataSource
 from quiver.spark.spark_features import STREAM_LIMITS
 from quiver.store.format.fleet.names import key_of, segment_key
 from quiver.store.reading.fleet.inbox import list_node
 from quiver.store.reading.fleet.options import parse_fleet_options
 from quiver.store.reading.fleet.rejected import list_rejected
+from quiver.testing.clock import ManualClock
+from quiver.testing.faultobjects import FaultObjects
 
 pytestmark = pytest.mark.spark
 
@@ -172,3 +177,13 @@ def test_tasks_fetch_within_a_limit(tmp_path):
     rows = FleetRows(parse_fleet_options({"path": bucket, "view": "logs"}), pa.schema([("time_unix_nano", pa.int64())]))
     (task,) = log.plan_all()
     assert [batch.column(0).to_pylist() for batch in rows.read(task)] == [[number] for number in range(30)]
+
+
+def test_an_outage_of_the_object_store_does_not_end_a_query(quiet):
+    """As long as a server needs to start again; a task that fails would end it."""
+    clock, inner = ManualClock(), FaultObjects(MemoryObjects())
+    tier = RetryingObjects(inner, clock=clock, observer=InMemoryObserver(), tries_max=OBJECT_TRIES_MAX)
+    inner.put("key", b"value")
+    inner.fail_on("get", times=OBJECT_TRIES_MAX - 1)
+    assert tier.get("key", size_max=100) == b"value"
+    assert clock.monotonic() > 15

@@ -31,7 +31,10 @@ from quiver.store.reading.fleet.segments import decoding, open_segment, validate
 from quiver.store.reading.fleet.subscriber import FleetSegment
 from quiver.store.segment.reader import SegmentReader
 
-__all__ = ["FLEET_METADATA_SCHEMA", "FleetRows"]
+__all__ = ["FLEET_METADATA_SCHEMA", "OBJECT_TRIES_MAX", "FleetRows"]
+
+OBJECT_TRIES_MAX = 12
+"""With its delays, about half a minute: without a cluster, the first task that fails ends its query."""
 
 NODE_FIELD = pa.field("_node", pa.string())
 
@@ -52,7 +55,7 @@ def _tier_of(location: ObjectLocation) -> ObjectTier:
     key = f"{location} {sorted(location.options.items())}"
     if key not in _tiers:
         _tiers.clear()  # a worker rarely reads two fleets
-        _tiers[key] = open_objects(location, check_access=False)
+        _tiers[key] = open_objects(location, check_access=False, tries_max=OBJECT_TRIES_MAX)
     return _tiers[key]
 
 

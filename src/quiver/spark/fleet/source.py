@@ -17,7 +17,7 @@ from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
 from quiver.otap import view_schema
 from quiver.spark.cast import spark_schema
-from quiver.spark.fleet.segment_rows import FLEET_METADATA_SCHEMA, FleetRows
+from quiver.spark.fleet.segment_rows import FLEET_METADATA_SCHEMA, OBJECT_TRIES_MAX, FleetRows
 from quiver.spark.log_source import LogDataSource, ReadableLog, parallelism
 from quiver.spark.spark_features import STREAM_LIMITS, require
 from quiver.store.reading.fleet.chains import ChainReader
@@ -164,7 +164,7 @@ class FleetLog(ReadableLog):
             self._subscribed.release()
 
     def _open(self, *, writable: bool) -> ObjectTier:
-        return open_objects(self._options.location, writable=writable)
+        return open_objects(self._options.location, writable=writable, tries_max=OBJECT_TRIES_MAX)
 
     @property
     def _subscriber(self) -> FleetSubscriber:
