@@ -31,7 +31,7 @@ with quiver.open(root, settings) as store:
 READ_BEFORE_A_KILL = 150
 
 
-@pytest.mark.parametrize("lives", [3, pytest.param(20, marks=pytest.mark.kill)])
+@pytest.mark.parametrize("lives", [3, pytest.param(20, marks=[pytest.mark.kill, pytest.mark.timeout(900)])])
 def test_confirmed_bundles_reach_the_reader_once(tmp_path: Path, lives: int) -> None:
     """However often the node dies: no confirmed bundle is lost, none is read twice, and nothing is left."""
     root, bucket, output = tmp_path / "node", tmp_path / "fleet", tmp_path / "output"
