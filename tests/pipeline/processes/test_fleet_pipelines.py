@@ -104,7 +104,9 @@ def numbers(bodies):
 
 def from_delta(directory):
     path = directory / "lake" / "logs"
-    return numbers(DeltaTable(path).to_pyarrow_table(columns=["body"])["body"].to_pylist()) if path.is_dir() else []
+    if not any((path / "_delta_log").glob("*.json")):
+        return []
+    return numbers(DeltaTable(path).to_pyarrow_table(columns=["body"])["body"].to_pylist())
 
 
 def from_iceberg(directory):
