@@ -227,7 +227,7 @@ def test_pipelines_of_one_file_run_side_by_side(tmp_path):
             run.post(host_in, request(10 + number))
         run.until(lambda: set(bodies(tmp_path / "far")) == set(records(0, 1, 2)))
         assert 'quiver_subscriber_lag_bundles{buffer="host_buffer",subscriber="host_exporter"}' in scrape()
-        labels = 'buffer="app_buffer",outcome="stored",receiver="app_receiver",signal="logs"'
+        labels = 'buffer="app_buffer",outcome="stored",receiver="receiver",signal="logs"'
         assert f"quiver_receiver_requests_total{{{labels}}} 3.0" in scrape()
         os.kill(run.children()["ingest"]["pid"], signal.SIGKILL)
         with otlp_server(tmp_path / "far-host", host_out):
