@@ -52,8 +52,10 @@ from quiver.receivers.security import server_context
 __all__ = ["FlightReceiver"]
 
 _Serve = Callable[[Conversation], Awaitable[None]]
-_MESSAGES_AHEAD = 8
-"""How many messages of a scan are prepared before the client reads them."""
+_GROUP_MESSAGES = 4
+"""How many messages of a scan a thread prepares at once: to change threads costs as much as to prepare one."""
+_GROUPS_AHEAD = 2
+"""How many groups are prepared before the client reads them."""
 
 
 class FlightReceiver(PortReceiver):
@@ -226,8 +228,9 @@ class FlightReceiver(PortReceiver):
         ticket = valid(decode_bytes(await talk.request()))
         messages = await talk.run(partial(self._scan, ticket))
         # The next messages are prepared while these are sent. A view is decoded in groups of many messages.
-        ahead: asyncio.Queue[list[Parts] | Exception] = asyncio.Queue(_MESSAGES_AHEAD)
-        reading = asyncio.create_task(_read_ahead(talk, messages, self.settings.message_bytes, ahead))
+        ahead: asyncio.Queue[list[Parts] | Exception] = asyncio.Queue(_GROUPS_AHEAD)
+        group_bytes = _GROUP_MESSAGES * self.settings.message_bytes
+        reading = asyncio.create_task(_read_ahead(talk, messages, group_bytes, ahead))
         try:
             while found := await ahead.get():
                 if isinstance(found, Exception):

@@ -37,7 +37,7 @@ ACCEPTED_ENCODINGS |= {b"zstdarrow%d" % level: "zstd" for level in range(1, 11)}
 _PREFIX = struct.Struct(">BI")
 _SMALL_BYTES = 1024
 _WRITE_BYTES_MAX = 256 * 1024
-"""How much of a message is sent at once: many frames in one system call."""
+"""How much of a message is passed to the transport at once: many frames in one system call."""
 _HEAD = [
     (b":status", b"200"),
     (b"content-type", b"application/grpc"),
@@ -76,8 +76,8 @@ class CallConnection(Protocol):
     def write(self, data: bytes) -> None:
         """Send frames that flow control does not apply to."""
 
-    def send_data(self, frames: Sequence[bytes | memoryview], flow_bytes: int) -> None:
-        """Send *frames*, which take *flow_bytes* of the connection's window."""
+    def send_data(self, data: bytes, flow_bytes: int) -> None:
+        """Send frames that take *flow_bytes* of the connection's window."""
 
     async def more_room(self) -> None:
         """Wait for a change of the windows."""
@@ -303,7 +303,7 @@ class Call:
                 frames.append(data_head(self.stream, length))
                 frames += pieces.take(length)
             self.send_window -= size
-            self.connection.send_data(frames, size)
+            self.connection.send_data(b"".join(frames), size)
             left -= size
 
     async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:

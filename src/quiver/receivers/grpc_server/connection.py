@@ -7,11 +7,8 @@ A client that does not read its answers is not read either, so it cannot fill th
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import random
 import struct
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from quiver.http2 import frames as h2
@@ -31,11 +28,6 @@ _LIST_BYTES_MAX = 192 * 1024
 """A connection with a larger header block, or list of headers, is closed: larger blocks are only built to do harm."""
 
 _WINDOW_BYTES = 4 * 1024 * 1024
-_CAN_GATHER = hasattr(os, "writev")
-_GATHER_BYTES_MIN = 32 * 1024
-"""Smaller frames are joined, which costs less."""
-_GATHER_FRAMES_MAX = 1000
-"""Systems take 1,024 buffers in one call."""
 _PING_STRIKES_MAX = 2
 _RESETS_MAX = 500
 """How many more calls a client may reset than it completes."""
@@ -102,7 +94,6 @@ class Connection(asyncio.Protocol):
         self._peer_window = WINDOW_BYTES
         self._peer_frame_max = FRAME_BYTES_MAX
         self._is_paused = False
-        self._may_gather = False
         self._room: list[asyncio.Future[None]] = []
         self._out: list[bytes] | None = None
         self._resets = 0
@@ -120,8 +111,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """Send the settings."""
         self.transport = transport
-        has_socket = transport.get_extra_info("socket") is not None
-        self._may_gather = _CAN_GATHER and has_socket and transport.get_extra_info("ssl_object") is None
         self.peer = _peer_name(transport.get_extra_info("peername"))
         self.server.connections.add(self)
         transport.write(
@@ -138,7 +127,6 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, _error: Exception | None) -> None:
         """End all calls."""
         self.transport = None
-        self._may_gather = False
         self.server.connections.discard(self)
         for call in list(self.calls.values()):
             self._cancel(call)
@@ -404,28 +392,11 @@ class Connection(asyncio.Protocol):
         """The maximum number of bytes in one frame."""
         return self._peer_frame_max
 
-    def send_data(self, frames: Sequence[bytes | memoryview], flow_bytes: int) -> None:
-        """Send *frames*, which take *flow_bytes* of the connection's window."""
+    def send_data(self, data: bytes, flow_bytes: int) -> None:
+        """Send frames that take *flow_bytes* of the connection's window."""
         self._send_window -= flow_bytes
         self._ping_strikes = 0  # clients measure the network while they receive data
-        rest = self._unsent(frames) if flow_bytes >= _GATHER_BYTES_MIN else b"".join(frames)
-        if rest:
-            self.write(rest)
-
-    def _unsent(self, frames: Sequence[bytes | memoryview]) -> bytes:
-        """Send *frames* without copying them, as much as the socket takes at once. Return the rest."""
-        sent = 0
-        if self._may_gather and self._out is None and len(frames) <= _GATHER_FRAMES_MAX:
-            transport = self.transport
-            # Data that waits in the transport must not be overtaken.
-            if not transport.is_closing() and transport.get_write_buffer_size() == 0:
-                with contextlib.suppress(OSError):  # the transport meets the error again, and reports it
-                    sent = os.writev(transport.get_extra_info("socket").fileno(), frames)
-        for at, frame in enumerate(frames):
-            if sent < len(frame):
-                return b"".join([memoryview(frame)[sent:], *frames[at + 1 :]])
-            sent -= len(frame)
-        return b""
+        self.write(data)
 
     def reserve(self, size: int) -> bool:
         """Reserve memory for a message that arrives. Return whether there is enough."""
