@@ -8,7 +8,7 @@ import yaml
 
 from quiver.cli.pipeline.init import Kind, template
 from quiver.pipeline.config.base import Config
-from quiver.pipeline.config.shapes import _LATER_KEYS, _TOP_KEYS
+from quiver.pipeline.config.shapes import _LATER_KEYS, _REFUSED_KEYS, _TOP_KEYS
 from quiver.pipeline.descriptions.key_descriptions import attributes_of, describe_keys, first_sentence
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.plugins import PLUGINS, find_plugin, spellings
@@ -67,7 +67,7 @@ def test_the_schema_describes_every_key(call):
     assert list(missing_descriptions(schema)) == []
     assert len(schema["$defs"]) == len(PLUGINS)
     first, later = (form["properties"].keys() for form in schema["oneOf"])
-    assert (set(first), set(later) | {"settings"}) == ({*_TOP_KEYS}, {*_LATER_KEYS})
+    assert (set(first), set(later) | {*_REFUSED_KEYS}) == ({*_TOP_KEYS}, {*_LATER_KEYS})
     assert '"title": "' not in json.dumps(schema["$defs"])
 
 
