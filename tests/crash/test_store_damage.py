@@ -10,11 +10,11 @@ not, a subscriber that has resolved a part, a cursor and a floor file.
 from __future__ import annotations
 
 import contextlib
-import random
 from functools import partial
 
 import pytest
 
+from lanes import every, with_stride
 from quiver import Bundle, BundleUnavailableError, CorruptionError, QuiverError, Settings, read
 from quiver.bundle import BundleRef
 from quiver.testing.crashfs import CrashFileSystem
@@ -94,13 +94,13 @@ def lost_at_most(path: str) -> int:
     return 4 if path.endswith(".qseg") else 1
 
 
-@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
+@with_stride(33)
 def test_a_flipped_byte_loses_at_most_its_entry_or_segment(directory: CrashFileSystem, stride: int) -> None:
     """Everything else is delivered unchanged, in order, once; or opening is refused with path and offset."""
     refused = 0
     for path in data_files(directory):
         size = directory.stat(path).size_bytes
-        for offset in range(random.randrange(stride), size, stride):
+        for offset in every(stride, range(size)):
             fs = directory.clone_after_kill()
             flip(fs, path, offset)
             try:
@@ -117,12 +117,12 @@ def test_a_flipped_byte_loses_at_most_its_entry_or_segment(directory: CrashFileS
                 assert set(what) <= set(range(BUNDLES))
 
 
-@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
+@with_stride(51)
 def test_a_truncated_file_loses_at_most_the_removed_part(directory: CrashFileSystem, stride: int) -> None:
     """Truncated at every byte, including to an empty file."""
     for path in data_files(directory):
         size = directory.stat(path).size_bytes
-        for length in {0, *range(random.randrange(stride), size, stride)}:
+        for length in {0, *every(stride, range(size))}:
             fs = directory.clone_after_kill()
             cut(fs, path, length)
             try:

@@ -68,13 +68,14 @@ def any_ones(signal: str, count: int) -> None:
 
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_checklist_17_random_requests_on_one_stream_round_trip(signal):
-    """With `any_ones`, two thousand messages in the default lane."""
-    random_ones(signal, range(570))
+    """With `any_ones`, eight hundred messages in the default suite."""
+    start = random.randrange(1 << 30)
+    random_ones(signal, range(start, start + 210))
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_checklist_17_any_request_of_the_schema_round_trips(signal):
-    any_ones(signal, 100)
+    any_ones(signal, 50)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import errno
 import pytest
 from store_cold_rig import COLD, LIST, ROOT, Rig, bundle_of, drain, listed, seen
 
+from lanes import every, with_stride
 from quiver.errors import ObjectsUnavailableError
 from quiver.objects.directory import DirectoryObjects
 from quiver.primitives.checksum import crc32
@@ -110,8 +111,8 @@ def finish(fs: FileSystem, label: str, promised: int, acked: set[int], attempted
         assert drain(store, "one") == [1000], f"{label}: what comes after recovery is not delivered"
 
 
-@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_crash_at_any_step_loses_and_leaves_nothing(seeds: int) -> None:
+@pytest.mark.parametrize(("stride", "seeds"), [(3, 1), pytest.param(1, 3, marks=pytest.mark.slow)])
+def test_a_crash_at_any_step_loses_and_leaves_nothing(stride: int, seeds: int) -> None:
     """A power loss or a kill at each step of disk and objects, which are on the same disk."""
     run = Run()
     fs = run.rig.fs
@@ -131,7 +132,7 @@ def test_a_crash_at_any_step_loses_and_leaves_nothing(seeds: int) -> None:
     fs.on_step = None
     assert len(states) > 200
     assert any("/cold/stores/" in label for label, *_ in states)
-    for number, (label, clones, durable, acked, attempted) in enumerate(states):
+    for number, (label, clones, durable, acked, attempted) in every(stride, list(enumerate(states))):
         for clone in clones:
             finish(clone, label, durable, acked, attempted, sends_first=number % 4 == 0)
 
@@ -167,15 +168,16 @@ def test_a_disk_error_for_the_list_or_the_floor_only_delays(path: str, error: in
         assert call > 1, f"{operation} is never called on {path}"
 
 
+@with_stride(3)
 @pytest.mark.parametrize("operation", USED)
-def test_an_error_at_any_call_only_delays(operation: str) -> None:
+def test_an_error_at_any_call_only_delays(operation: str, stride: int) -> None:
     """Each call fails, loses its response, is slow, is cut short, or is repeated; later passes complete the work."""
     clean = Run()
     clean.run()
     calls = clean.rig.tier.calls[operation]
     assert calls, operation
     for how in HOWS:
-        for call in range(1, calls + 1):
+        for call in every(stride, range(1, calls + 1)):
             rig = Rig(cold_local_bytes=0)
             rig.tier.fail_on(operation, call, how=how)
             label = f"{operation} {call} {how}"

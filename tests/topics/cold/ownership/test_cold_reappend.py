@@ -123,8 +123,10 @@ def test_messages_superseded_twice_are_appended_again_once():
         assert back.store.reappend(TOPIC) == []
 
 
-@pytest.mark.parametrize("uploaded", [1, 3, 6, 11])
-@pytest.mark.parametrize("before", [0, 4, 9])
+@pytest.mark.parametrize(
+    "uploaded", [1, pytest.param(3, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow), 11]
+)
+@pytest.mark.parametrize("before", [0, pytest.param(4, marks=pytest.mark.slow), 9])
 @pytest.mark.parametrize("rotates", [(400, 400), (400, 900), (900, 400), (None, 400), (400, None)])
 def test_two_machines_that_superseded_each_other_recover_every_message(uploaded, before, rotates):
     """
