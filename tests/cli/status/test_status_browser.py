@@ -161,7 +161,7 @@ def test_the_page_fits_and_shows_hostile_text_as_text(show, tmp_path, width, sch
     assert page.query_selector("img") is None
     assert page.locator("svg.graph g.buffer").count() == 1
     assert page.locator("svg.graph g.exporter").count() == 2
-    page.wait_for_function("document.querySelector('#receivers tbody td.n').textContent !== '–'")
+    page.locator("#receivers tbody td", has_text="/s").nth(1).wait_for()  # rates need two readings
     rows = [row.inner_text() for row in page.locator("#receivers tbody tr").all()]
     assert [HOSTILE in row for row in rows] == [False, True]
     assert all("/s" in row for row in rows)

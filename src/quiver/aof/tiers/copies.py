@@ -55,7 +55,8 @@ class Copies:
     def _objects(self) -> ObjectTier:
         if self._open_objects is None:
             raise UsageError(
-                f"{self.folder}: a segment is an object, and no object store was given: name it in the settings"
+                f"{self.folder}: a segment is an object, and no object store was given: open the log with objects, or "
+                "give --objects"
             )
         with self._opening:
             if self._tier is None:
