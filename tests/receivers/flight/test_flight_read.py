@@ -1,7 +1,6 @@
 """pyarrow's client reads slots, views and tables over Flight, and gets a clear error for everything else."""
 
 import json
-import socket
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -173,7 +172,6 @@ def test_a_client_that_reads_late_gets_every_byte(store, serve):
     store.ingest(quiver.Bundle({"logs": rows(0, 400_000)}))
     client = serve()
     with Http2Client(serve.port, settings=((h2.INITIAL_WINDOW_SIZE, 1 << 30),)) as late:
-        late.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         late.send(h2.window_frame(0, 1 << 30))
         late.call(f"/{SERVICE}/DoGet", message(encode_bytes(b'{"slot": "logs"}')))
         assert client.do_get(ticket(slot="logs")).read_all().num_rows == 400_000
