@@ -142,7 +142,7 @@ def _run(checked: Pipeline, described: dict[str, Any], options: RunOptions, rere
         from quiver.pipeline.processes.foreground import run_in_one_process  # noqa: PLC0415 - loads Arrow
 
         return run_in_one_process(checked, options, reread=reread)
-    if not options.foreground:
+    if not options.foreground and options.log_format == "text":
         typer.echo(f"logs and state in {options.run_dir}; Ctrl-C stops")
     return run_pipeline(checked, options, reread=reread, report=typer.echo)
 

@@ -92,6 +92,13 @@ def test_cores_have_a_supervisor_whose_output_has_all_logs(started):
     assert "ingest-0 stopped" in output
 
 
+def test_json_is_all_that_is_printed_without_foreground_too(started):
+    process, manager = started("--log-format", "json")
+    until(manager, "READY=1")
+    lines = [json.loads(line) for line in ended(process).splitlines()]
+    assert any(line["message"] == "ingest stopped" for line in lines), lines
+
+
 def test_warnings_of_children_are_printed_without_foreground(started, tmp_path):
     """A port in use: the reason is on standard output, and not only in the log of the child."""
     port = free_port()
