@@ -50,6 +50,7 @@ def run_node(name: str, root: str, bucket: str, start: int) -> None:
             store.ingest(quiver.Bundle({SLOT: batch}), durable=True)
             print(number, flush=True)
             pause(PACE_S)
+        store.seal()  # what is in memory is not counted as left
         while (left := _left(store.stats())) > 0 or store.lag("lake").pending_bundles > 0:
             pause(0.5)
         print("left", left, flush=True)
