@@ -23,6 +23,13 @@ pytestmark = pytest.mark.browser
 
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"&lt;'
 TOKEN = "the-token"
+LONG = "WAREHOUSE-" * 6 + "WWWW"
+"""The longest name of an exporter, of wide letters."""
+
+OUTSIDE_OF_THEIR_BOX = """() => [...document.querySelectorAll("svg.graph g text")].filter(text => {
+  const box = text.parentNode.querySelector("rect").getBoundingClientRect(), own = text.getBoundingClientRect();
+  return own.left < box.left || own.right > box.right;
+}).map(text => text.textContent)"""
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +83,16 @@ def served(tmp_path_factory, metrics):
     with quiver.open(directory, settings, background=False) as store:
         reader = store.register("lake", start="earliest")
         store.register("out", start="earliest")
+        store.register(LONG, start="earliest")
         for n in range(6):
             store.ingest(bundle(n))
             store.seal()
         reader.next_bundle(timeout=0).ack()
         store.maintain()
-    with DeadLetters(str(directory), "out", background=False) as dead_letters:
-        for index in range(3):
-            dead_letters.add(BundleRef(2, index), bundle(index), reason=HOSTILE, attempts=1)
+    for exporter, letters in (("out", 3), (LONG, 1)):
+        with DeadLetters(str(directory), exporter, background=False) as dead_letters:
+            for index in range(letters):
+                dead_letters.add(BundleRef(2, index), bundle(index), reason=HOSTILE, attempts=1)
     run_dir = directory.with_name(f"{directory.name}.run")
     run_dir.mkdir()
     graph = {
@@ -91,9 +100,9 @@ def served(tmp_path_factory, metrics):
             {"name": "otlp", "kind": "receiver", "note": HOSTILE},
             {"name": HOSTILE, "kind": "receiver", "note": "otap"},
             {"name": "buffer", "kind": "buffer", "note": str(directory)},
-            *({"name": name, "kind": "exporter", "note": "otlp"} for name in ("lake", "out")),
+            *({"name": name, "kind": "exporter", "note": "otlp"} for name in ("lake", "out", LONG)),
         ],
-        "edges": [["otlp", "buffer"], [HOSTILE, "buffer"], ["buffer", "lake"], ["buffer", "out"]],
+        "edges": [["otlp", "buffer"], [HOSTILE, "buffer"], ["buffer", "lake"], ["buffer", "out"], ["buffer", LONG]],
     }
     children = {HOSTILE: {"pid": 1, "state": HOSTILE, "starts": 2, "last_exit": HOSTILE}}
     events = [{"at_ns": 1_700_000_000_000_000_000, "what": HOSTILE}]
@@ -138,7 +147,7 @@ def show(browser, served):
     """Return a function that opens the page, and check at the end that nothing hostile ran."""
     opened = []
 
-    def open_page(width=1200, scheme="light"):
+    def open_page(width=1280, scheme="light"):
         opened.append(Shown(browser, served, width, scheme))
         return opened[-1]
 
@@ -151,16 +160,21 @@ def show(browser, served):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_fits_and_shows_hostile_text_as_text(show, tmp_path, width, scheme):
-    """Nothing is cut off at the side, and the colors follow the system."""
+    """Nothing is cut off at the side, names stay in their boxes, and the colors follow the system."""
     page = show(width, scheme).page
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     text = page.inner_text("body")
     assert text.count("<script>window.hacked=1</script>") >= 4
     assert page.query_selector("img") is None
     assert page.locator("svg.graph g.buffer").count() == 1
-    assert page.locator("svg.graph g.exporter").count() == 2
+    assert page.locator("svg.graph g.exporter").count() == 3
+    assert page.evaluate(OUTSIDE_OF_THEIR_BOX) == []
+    assert page.locator("svg.graph title", has_text=LONG).count() == 1
+    long_name = page.locator("svg.graph g.exporter text", has_text="WAREHOUSE").text_content()
+    assert long_name.endswith("…")
+    assert LONG.startswith(long_name.removesuffix("…"))
     page.locator("#receivers tbody td", has_text="/s").nth(1).wait_for()  # rates need two readings
     rows = [row.inner_text() for row in page.locator("#receivers tbody tr").all()]
     assert [HOSTILE in row for row in rows] == [False, True]
@@ -194,7 +208,7 @@ def test_dead_letters_are_shown_and_dropped_with_the_token(show):
 def test_a_poll_keeps_what_was_typed(show):
     """The token and the chosen dead letters stay while the figures change."""
     page = show().page
-    page.locator("#letters button").first.click()
+    page.get_by_role("button", name="out (").click()
     page.get_by_label("choose 2:2").check()
     page.get_by_label("token").fill("half a tok")
     with page.expect_response(lambda answer: answer.url.endswith("/api/status")):
