@@ -62,7 +62,7 @@ def test_upload_uploads_segments_without_an_object(tmp_path):
     assert [(one["log"], one["uploaded"]) for one in rows] == [("orders", 0), ("trades", 1)]
     assert "not read" not in run("verify", root, "--objects", cold)
     assert "2 segments" not in run("restore", tmp_path / "new", "--objects", cold)
-    assert run("verify", tmp_path / "new", "--objects", cold).count("sound, 1 records") == 2
+    assert run("verify", tmp_path / "new", "--objects", cold).count("intact, 1 records") == 2
 
 
 def test_a_damaged_segment_is_not_uploaded(tmp_path):
@@ -104,7 +104,7 @@ def test_segments_deletes_the_oldest_first(root, tmp_path):
     assert result["objects_left"] == 0
     assert list(states(root)) == [2, 3, 4]
     assert len([one for one in (tmp_path / "cold").rglob("*.zst") if one.is_file()]) == 2
-    assert "sound" in run("verify", root)
+    assert "intact" in run("verify", root)
 
 
 @pytest.mark.parametrize("how", ["damaged", "gone"])
@@ -123,7 +123,7 @@ def test_repair_completes_a_manifest_log(root, how):
     run("manifest", "check", root, "--repair", "--objects", root.parent / "cold")
     assert "manifest logs" in run("manifest", "check", root)
     assert run("tail", root) == before
-    assert "sound" in run("verify", root)
+    assert "intact" in run("verify", root)
 
 
 def test_help_and_wrong_use_are_explained(root):

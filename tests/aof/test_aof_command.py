@@ -51,12 +51,12 @@ def test_dump_prints_tables_or_json(root):
     assert [one["state"] for one in orders["segments"]] == ["sealed", "sealed", "open"]
     assert quiet["segments"] == []
     assert "tier 0" in text
-    assert json.loads(run("dump", "--root", root / "orders", "--json-only"))["logs"][0]["sound"]
+    assert json.loads(run("dump", "--root", root / "orders", "--json-only"))["logs"][0]["intact"]
 
 
 def test_verify_reads_every_record(root):
     """Nine records; a flipped bit in a sealed one is damage, and after the end of the tail it is a torn tail."""
-    assert "sound, 9 records" in run("verify", root)
+    assert "intact, 9 records" in run("verify", root)
     paths = sorted((root / "orders" / "segments").glob("*.seg"))
     data = bytearray(paths[-1].read_bytes())
     data[64 + 3 * 27] = 1
@@ -85,13 +85,13 @@ def test_inspect_describes_each_kind_of_file(root):
         if path.is_file() and path.suffix in {".seg", ".sealed", ".json"}:
             one = json.loads(run("inspect", path, "--json"))
             reported[one["kind"]] = one
-            assert one["sound"]
+            assert one["intact"]
     assert set(reported) == {"aof segment", "aof pointer", "aof durability"}
     assert reported["aof segment"]["fields"]["records"] == 3
     assert len(reported["aof segment"]["tables"]["records"]) == 3
     assert "segments of orders" in run("inspect", root)
     path = next((root / "orders" / "segments").glob("*.seg"))
-    assert "sound" in run("inspect", path)
+    assert "intact" in run("inspect", path)
 
 
 def test_tail_prints_records_from_any_id(root):
@@ -150,7 +150,7 @@ def test_evict_and_hydrate_move_a_segment(root):
     assert result == [{"segment": 0, "residency": "staged_for_tier0"}]
     assert len(list((root / "orders" / "segments").glob("*.seg"))) == 2
     assert run("tail", root, "--log", "orders") == before
-    assert "sound, 9 records" in run("verify", root)
+    assert "intact, 9 records" in run("verify", root)
     (orders, _) = json.loads(run("dump", "--root", root, "--json"))["logs"]
     assert [one["state"] for one in orders["segments"]] == ["warm", "sealed", "open"]
     assert (orders["tier0"]["segments"], orders["tier1"]["segments"]) == (2, 1)
@@ -223,7 +223,7 @@ def test_commands_work_while_a_writer_has_the_log_open(tmp_path):
         log.append_record(b"written")
         assert len(run("tail", tmp_path, "--log", "orders").splitlines()) == 2
         assert run("tail", tmp_path, "--log", "orders", "--durable").endswith("durable\n")
-        assert "sound, 2 records" in run("verify", tmp_path)
+        assert "intact, 2 records" in run("verify", tmp_path)
 
 
 @pytest.mark.parametrize("command", ["dump", "verify", "inspect", "tail"])
@@ -268,4 +268,4 @@ def test_damage_never_ends_in_a_traceback(root):
                 assert done.exit_code in {0, 1}, (path, done.output)
             AOF_FILES.describe(str(path), memoryview(bytes(data)))
         path.write_bytes(complete)
-    assert "sound, 9 records" in run("verify", root)
+    assert "intact, 9 records" in run("verify", root)

@@ -112,7 +112,7 @@ def test_a_subscriber_of_the_store_itself_is_dropped_first(directory, call):
 
 def test_top_shows_companion_buffers(directory, call):
     """The lag of their subscribers, and their retries."""
-    found = json.loads(call("top", directory, "--looks", "1", "--json").output)
+    found = json.loads(call("top", directory, "--count", "1", "--json").output)
     lags = {one["subscriber"]: one["lag_bundles"] for one in found["subscribers"]}
     assert lags == {"store": 1, "staged-out": 1, "out": 1}
     assert found["waiting"]["out"]["last_failure"] == "HTTP 503"

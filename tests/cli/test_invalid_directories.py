@@ -13,7 +13,7 @@ COMMANDS = {
     "inspect": lambda path, _to: ["inspect", path],
     "verify": lambda path, _to: ["verify", path],
     "stats": lambda path, _to: ["stats", path],
-    "watch": lambda path, _to: ["stats", path, "--watch", "--looks", "1"],
+    "watch": lambda path, _to: ["stats", path, "--watch", "--count", "1"],
     "repair": lambda path, _to: ["repair", path],
     "dry run": lambda path, _to: ["repair", path, "--dry-run"],
     "list": lambda path, _to: ["subscribers", path],

@@ -80,12 +80,12 @@ def test_topic_commands_reach_the_server(reach: Reach, s3_server: S3Server, tmp_
     """Messages are appended, verified and read; the catalog is rebuilt, and then another message is appended."""
     place = ("--objects", s3_server.url())
     run("topic", "produce", tmp_path, TOPIC, "one", "two", *place, *reach())
-    assert "sound" in run("topic", "verify", tmp_path, *place, *reach())
+    assert "intact" in run("topic", "verify", tmp_path, *place, *reach())
     run("topic", "repair", tmp_path, *place, *reach())
     lines = run("topic", "tail", tmp_path, TOPIC, "--json", *place, *reach()).splitlines()
     assert [json.loads(line)["payload"] for line in lines] == ["one", "two"]
     url = f"sqlite://{tmp_path}/other.db"
-    run("topic", "rebuild-catalogue", place[1], "--metadata", url, *reach())
+    run("topic", "rebuild-catalog", place[1], "--metadata", url, *reach())
     run("topic", "produce", tmp_path, TOPIC, "three", *place, *reach())
 
 

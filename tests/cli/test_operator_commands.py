@@ -75,9 +75,9 @@ def test_repair_reports_repairs_and_losses(any_dir, call):
     assert "planned:" in would.output
     assert "nothing was changed" in would.output
     found = json.loads(call("repair", any_dir, "--json").output)
-    (mend,) = [one for report in found for one in report["mends"] if one["path"] == str(segment)]
+    (mend,) = [one for report in found for one in report["repairs"] if one["path"] == str(segment)]
 
-    assert "bundles" in mend["gave_up"]
+    assert "bundles" in mend["lost"]
     assert any(path.read_bytes() == bytes(damaged) for path in any_dir.rglob("quarantine/*"))
     left = numbers(any_dir)
     assert 0 < len(left) < 300
@@ -120,7 +120,10 @@ def test_subscribers_are_listed_rewound_and_dropped(any_dir, call):
     """A rewound subscriber gets its bundles again; a dropped one is removed; the others do not change."""
     listed = json.loads(call("subscribers", any_dir, "--json").output)
     assert {one["subscriber"] for one in listed} == {"fast", "slow"}
-    assert "nobody" in call("subscribers", any_dir, "list").output
+    assert {one["is_owned"] for one in listed} == {False}
+    rows = [line for line in call("subscribers", any_dir, "list").output.splitlines() if " slow " in line]
+    assert rows
+    assert all(" none " in row for row in rows)  # the owner
 
     rewound = json.loads(call("subscribers", any_dir, "rewind", "fast", "--to", "earliest", "--json").output)
     assert sum(one["bundles_again"] for one in rewound) == 5
@@ -364,7 +367,7 @@ def test_inspect_shows_every_file(any_dir, call):
     for path in sorted(any_dir.rglob("*")):
         if path.is_file():
             found = json.loads(call("inspect", path, "--json").output)
-            assert found["sound"], path
+            assert found["intact"], path
             assert found["kind"] != "unknown", path
             assert found["kind"] in call("inspect", path).output
             kinds.add(found["kind"])

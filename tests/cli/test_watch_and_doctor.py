@@ -39,7 +39,7 @@ class Ticking(ManualClock):
 def test_stats_repeats_after_each_interval(made_store, capsys):
     """As often as requested; each time prints a line of JSON."""
     clock = ManualClock()
-    assert watch(made_store, clock, every_s=5, looks=3, as_json=True)
+    assert watch(made_store, clock, every_s=5, count=3, as_json=True)
     lines = capsys.readouterr().out.splitlines()
 
     assert [json.loads(line)["bundles"] for line in lines] == [12, 12, 12]
@@ -48,11 +48,11 @@ def test_stats_repeats_after_each_interval(made_store, capsys):
 
 def test_stats_watch_prints_tables_one_after_another(made_store, call):
     """Without a terminal, the tables follow each other; wrong arguments are refused."""
-    result = call("stats", made_store, "--watch", "--looks", 2, "--every", "1ms")
+    result = call("stats", made_store, "--watch", "--count", 2, "--every", "1ms")
     assert result.exit_code == 0
     assert result.output.count("segment bytes") == 2
     assert "\x1b[2J" not in result.output
-    for wrong in (["--looks", 2], ["--watch", "--every", "0s"], ["--watch", "--every", "soon"]):
+    for wrong in (["--count", 2], ["--watch", "--every", "0s"], ["--watch", "--every", "soon"]):
         assert call("stats", made_store, *wrong).exit_code != 0
 
 

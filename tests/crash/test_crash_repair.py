@@ -125,7 +125,7 @@ def test_no_bundle_in_the_log_is_lost() -> None:
     assert segments_of(fs)[: len(before)] == before
     assert numbers(fs) == list(range(BUNDLES))
     assert all(data in copies(fs) for data in kept)
-    assert [mend.gave_up for mend in report.repairs if ".qseg" in mend.path] == [None, None]
+    assert [mend.lost for mend in report.repairs if ".qseg" in mend.path] == [None, None]
     assert not any(path.endswith(".tmp") for path in fs.list_dir(ROOT) + fs.list_dir(f"{ROOT}/segments"))
     # The progress of `s` is unknown now, so it gets everything again. `t` had resolved none.
     assert delivered(fs, "s") == list(range(BUNDLES))
@@ -146,9 +146,9 @@ def test_lost_bundles_are_reported_and_exported() -> None:
     report = repair(fs, ROOT, clock=ManualClock())
     (mend,) = [mend for mend in report.repairs if mend.path == path]
 
-    assert mend.gave_up is not None
-    assert f"{len(lost)} of its {len(lost)} bundles" in mend.gave_up
-    assert f"t had {len(lost)} pending" in mend.gave_up
+    assert mend.lost is not None
+    assert f"{len(lost)} of its {len(lost)} bundles" in mend.lost
+    assert f"t had {len(lost)} pending" in mend.lost
     assert data in copies(fs)
     assert any(name.endswith(".arrows") for name in fs.list_dir(f"{ROOT}/quarantine"))
     assert numbers(fs) == [number for number in range(BUNDLES) if number not in lost]
@@ -168,7 +168,7 @@ def test_the_header_of_a_log_file_is_repaired(offset: int) -> None:
         flip(one, log, offset)
         flip(one, log, offset + 1)
         report = repair(one, ROOT, clock=ManualClock())
-        assert not report.damaged, report.left
+        assert not report.damaged, report.findings
         assert numbers(one) == list(range(BUNDLES)), (log, offset)
 
 
@@ -187,7 +187,7 @@ def test_the_header_of_the_only_log_file_is_repaired(kind: str) -> None:
         flip(one, log, offset)
         found = check_store(one, ROOT)
         report = repair(one, ROOT, clock=ManualClock())
-        assert report.left == [] or all(finding.kind == "quarantined" for finding in report.left), (offset, report.left)
+        assert {finding.kind for finding in report.findings} <= {"quarantined"}, (offset, report.findings)
         assert not found.damaged or log in [mend.path for mend in report.repairs], offset
         assert numbers(one) == ([] if kind == "bare" else list(range(BUNDLES))), offset
 
@@ -204,7 +204,7 @@ def test_damage_in_the_log_costs_one_entry_and_is_reported() -> None:
     report = repair(fs, ROOT, clock=ManualClock())
     (mend,) = [mend for mend in report.repairs if mend.path == log]
 
-    assert mend.gave_up == "the bundle with sequence number 13"
+    assert mend.lost == "the bundle with sequence number 13"
     assert numbers(fs) == [number for number in range(BUNDLES) if number != 13]
     assert not report.damaged
     assert any(name.endswith(".damaged") for name in fs.list_dir(f"{ROOT}/quarantine"))
@@ -271,7 +271,7 @@ def test_a_crash_at_every_step_is_repaired_by_the_next_repair(settings: Settings
     assert len(clones) > 100
     for label, clone in clones[random.randrange(stride) :: stride]:
         report = repair(clone, ROOT, clock=ManualClock())
-        assert not report.damaged, f"{label}: {report.left}"
+        assert not report.damaged, f"{label}: {report.findings}"
         assert numbers(clone) == expected, label
         assert all(data in copies(clone) for data in kept), label
         assert delivered(clone, "t") == expected, label

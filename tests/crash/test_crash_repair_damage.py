@@ -121,7 +121,7 @@ def test_each_file_damaged_in_turn(kind: str, count: int) -> None:
             assert found or (is_log and "cut" in label), label
             assert all(0 <= finding.offset <= max(len(data), len(damaged)) for finding in found), label
             report = repair(fs, ROOT, clock=ManualClock())
-            assert not report.damaged, f"{label}: {report.left}"
+            assert not report.damaged, f"{label}: {report.findings}"
             assert not any(finding.damaged for finding in found) or named_in(report.repairs, path), label
             assert set(read_numbers(fs)) >= elsewhere, label
             after = fs.clone_after_crash(0)
@@ -145,7 +145,7 @@ def test_a_store_with_damage_in_every_file_opens() -> None:
             data[chance.randrange(len(data.rstrip(b"\0")) or len(data))] ^= 0x41
             write_file(fs, path, bytes(data))
         report = repair(fs, ROOT, clock=ManualClock())
-        assert not report.damaged, f"seed {seed}: {report.left}"
+        assert not report.damaged, f"seed {seed}: {report.findings}"
         with opened(fs, settings=ALONE) as store:
             store.ingest(stamped(99), durable=True)
         assert 99 in delivered(fs, ALONE, "t"), seed

@@ -111,7 +111,7 @@ def test_any_message_makes_a_readable_report():
 def test_inspect_describes_the_report():
     """Invalid content under that name is damage."""
     description = STORE_FILES.describe(report_name("out"), memoryview(encode_report(REPORT))).as_dict()
-    assert (description["kind"], description["sound"], description["fields"]["is_failing"]) == (
+    assert (description["kind"], description["intact"], description["fields"]["is_failing"]) == (
         "exporter report",
         True,
         True,

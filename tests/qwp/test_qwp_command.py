@@ -95,12 +95,12 @@ def test_list_watch_polls(sf_dir, monkeypatch):
     scanned = []
     scan = inspection.scan_file
     monkeypatch.setattr(inspection, "scan_file", lambda fs, path: (scanned.append(path), scan(fs, path))[1])
-    text = run("qwp", "list", sf_dir, "--watch", "--every", "1ms", "--looks", 3, "--json")
+    text = run("qwp", "list", sf_dir, "--watch", "--every", "1ms", "--count", 3, "--json")
     looks = [json.loads(line) for line in text.splitlines()]
     assert [[one["slot"] for one in look] for look in looks] == [["edge-1", "edge-2"]] * 3
     assert len(scanned) == 2
-    assert run("qwp", "list", sf_dir, "--watch", "--every", "1ms", "--looks", 2).count("no server in time") == 2
-    assert "--looks needs --watch" in run("qwp", "list", sf_dir, "--looks", 2, code=2)
+    assert run("qwp", "list", sf_dir, "--watch", "--every", "1ms", "--count", 2).count("no server in time") == 2
+    assert "--count needs --watch" in run("qwp", "list", sf_dir, "--count", 2, code=2)
 
 
 def test_a_poll_reads_only_changed_segments(sf_dir):
@@ -235,7 +235,7 @@ def test_quiver_inspect_describes_the_files_of_a_slot(sf_dir):
     assert run_json("inspect", segment)["problems"][0]["level"] == "warning"
     data[4] = 9
     segment.write_bytes(data)
-    assert not run_json("inspect", segment, code=1)["sound"]
+    assert not run_json("inspect", segment, code=1)["intact"]
 
 
 def test_quiver_inspect_describes_an_empty_slot(tmp_path):

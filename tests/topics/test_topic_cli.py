@@ -38,7 +38,7 @@ def run(*words: object, code: int = 0, text: str | None = None) -> str:
 def test_list_prints_one_line_per_topic(root):
     """Including empty topics."""
     reported = {one["topic"]: one for one in json.loads(run("list", root, "--json"))}
-    assert (reported[TOPIC]["start_offset"], reported[TOPIC]["next_offset"], reported[TOPIC]["sound"]) == (0, 8, True)
+    assert (reported[TOPIC]["start_offset"], reported[TOPIC]["next_offset"], reported[TOPIC]["intact"]) == (0, 8, True)
     assert reported["default/empty"]["next_offset"] == 0
     assert TOPIC in run("list", root)
 
@@ -48,7 +48,7 @@ def test_inspect_and_verify_report_files_and_damage(root):
     result = json.loads(run("inspect", root, TOPIC, "--json"))
     assert sum(file["messages"] for file in result["files"]) == 8
     assert [one["name"] for one in result["subscriptions"]] == ["billing"]
-    assert "sound, 8 messages" in run("verify", root)
+    assert "intact, 8 messages" in run("verify", root)
     assert "billing" in run("inspect", root, TOPIC)
     path = root / TOPIC / "wal.1.log"
     data = bytearray(path.read_bytes())
@@ -63,21 +63,21 @@ def test_inspect_and_verify_report_files_and_damage(root):
 def test_repair_truncates_torn_tails_and_quarantines_damage(root):
     """Quarantined damage is not reported again, and an intact topic is unchanged."""
     assert json.loads(run("repair", root, "--json")) == [
-        {"topic": "default/empty", "cut_bytes": 0, "kept_aside": 0, "next": 0, "sound": True},
-        {"topic": TOPIC, "cut_bytes": 0, "kept_aside": 0, "next": 8, "sound": True},
+        {"topic": "default/empty", "truncated_bytes": 0, "quarantined": 0, "next": 0, "intact": True},
+        {"topic": TOPIC, "truncated_bytes": 0, "quarantined": 0, "next": 8, "intact": True},
     ]
     newest = max((root / TOPIC).glob("wal*.log"), key=lambda path: (len(path.name), path.name))
     with newest.open("ab") as file:
         file.write(b"torn")
     (result,) = json.loads(run("repair", root, TOPIC, "--json"))
-    assert (result["cut_bytes"], result["next"], result["sound"]) == (4, 8, True)
+    assert (result["truncated_bytes"], result["next"], result["intact"]) == (4, 8, True)
     data = bytearray((root / TOPIC / "wal.log").read_bytes())
     data[40] ^= 1
     (root / TOPIC / "wal.log").write_bytes(data)
     assert "DAMAGED" in run("verify", root, TOPIC, code=1)
     for _ in range(2):
         (result,) = json.loads(run("repair", root, TOPIC, "--json"))
-        assert (result["cut_bytes"], result["kept_aside"], result["sound"]) == (0, 1, True)
+        assert (result["truncated_bytes"], result["quarantined"], result["intact"]) == (0, 1, True)
     run("verify", root, TOPIC)
     in_file, in_quarantine = json.loads(run("inspect", root, TOPIC, "--json"))["findings"]
     assert in_file["kind"] == in_quarantine["kind"] == "quarantined"
@@ -139,7 +139,7 @@ def test_commands_find_files_with_a_configured_name(tmp_path):
     assert "events.log" in run("produce", tmp_path, TOPIC, "1", code=2)
     run("produce", tmp_path, TOPIC, "1", "--file-name", "events.log")
     run("repair", tmp_path, "--file-name", "events.log")
-    assert "sound, 2 messages" in run("verify", tmp_path)
+    assert "intact, 2 messages" in run("verify", tmp_path)
 
 
 def test_produce_waits_for_the_directory(root):

@@ -113,12 +113,12 @@ def _line(one: Description, root: Path) -> dict[str, object]:
         "bytes": one.size_bytes,
         "version": one.version,
         "bundles": one.fields.get("bundles", one.fields.get("bundle_count")),
-        "sound": one.is_intact,
+        "intact": one.is_intact,
     }
 
 
 def _print_file(one: Description) -> None:
-    typer.echo(f"{one.name}: {one.kind}, {one.size_bytes:,} bytes, {'sound' if one.is_intact else 'DAMAGED'}")
+    typer.echo(f"{one.name}: {one.kind}, {one.size_bytes:,} bytes, {'intact' if one.is_intact else 'DAMAGED'}")
     fields = [{"field": "version", "value": str(one.version)}]
     fields += [{"field": name, "value": str(_short(name, value))} for name, value in one.fields.items()]
     print_table("fields", fields)

@@ -57,12 +57,12 @@ def repair(
 def _say(report: RepairReport) -> None:
     for repaired in report.repairs:
         done, lost = ("planned:", "to lose:") if report.dry_run else ("repair: ", "lost:   ")
-        typer.echo(f"{repaired.path}\n  problem: {repaired.problem}\n  {done} {repaired.mended}")
-        if repaired.gave_up is not None:
-            typer.echo(f"  {lost} {repaired.gave_up}")
+        typer.echo(f"{repaired.path}\n  problem: {repaired.problem}\n  {done} {repaired.action}")
+        if repaired.lost is not None:
+            typer.echo(f"  {lost} {repaired.lost}")
         if repaired.copy is not None:
             typer.echo(f"  copy:    {repaired.copy}")
-    damaged = [finding.as_dict() for finding in report.left if finding.damaged]
+    damaged = [finding.as_dict() for finding in report.findings if finding.damaged]
     if damaged and not report.dry_run:
         print_table("still damaged", damaged)
     if report.dry_run:

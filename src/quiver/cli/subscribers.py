@@ -22,7 +22,7 @@ ACTIONS = ("list", "drop", "rewind")
 
 def subscribers(
     directory: Annotated[Path, typer.Argument(help="A store's directory.")],
-    action: Annotated[str, typer.Argument(metavar="[list|drop|rewind]", help="What to do.")] = "list",
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="list, drop or rewind.")] = "list",
     subscriber: Annotated[str | None, typer.Argument(metavar="ID", help="The subscriber to drop or rewind.")] = None,
     to: Annotated[
         str | None,
@@ -35,7 +35,7 @@ def subscribers(
     """
     List the subscribers of a store and their lag; drop or rewind one. Those of companion stores are included.
 
-    Safe while a writer runs. Dropping and rewinding are refused while a process works as the subscriber. Rewinding
+    Safe while a writer runs. Dropping and rewinding are refused while a process works for the subscriber. Rewinding
     delivers existing bundles again. If --to is ahead of the subscriber, undelivered bundles before that position are
     skipped permanently and recorded in quiver.drops.ID.
     """
@@ -110,14 +110,14 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
 
 
 def as_dict(one: SubscriberSummary) -> dict[str, Any]:
-    """Return a standing as plain values."""
+    """Return a subscriber as plain values."""
     from dataclasses import asdict  # noqa: PLC0415
 
     return asdict(one)
 
 
 def row(one: SubscriberSummary) -> dict[str, Any]:
-    """Return a standing as a line of a table."""
+    """Return a subscriber as a line of a table."""
     return {
         "subscriber": one.subscriber,
         "lag_bundles": one.lag_bundles,
@@ -125,7 +125,7 @@ def row(one: SubscriberSummary) -> dict[str, Any]:
         "lag_bytes": None if one.lag_bytes is None else human_bytes(one.lag_bytes),
         "oldest": human_age(one.oldest_age_s),
         "progress": human_age(one.progress_age_s),
-        "at_work": one.owner if one.is_owned else ("-" if one.is_owned is None else "nobody"),
+        "owner": one.owner if one.is_owned else (None if one.is_owned is None else "none"),
         "problem": one.problem,
     }
 

@@ -101,7 +101,7 @@ class Description:
             "kind": self.kind,
             "size_bytes": self.size_bytes,
             "version": self.version,
-            "sound": self.is_intact,
+            "intact": self.is_intact,
             "fields": self.fields,
             "tables": self.tables,
             "problems": [

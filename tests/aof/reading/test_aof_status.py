@@ -54,8 +54,8 @@ def test_dump_shows_the_counts_of_a_live_writer(tmp_path):
         assert "synchronous_flushes" in result["text"]
     result = dumped(tmp_path)
     assert (result["state"], result["held"]) == ("closed", False)
-    assert "closed the log" in result["said"]
-    assert "sound" in CliRunner().invoke(build_app(), ["aof", "verify", str(tmp_path)]).output
+    assert "closed the log" in result["meaning"]
+    assert "intact" in CliRunner().invoke(build_app(), ["aof", "verify", str(tmp_path)]).output
 
 
 def test_the_status_of_a_dead_writer_is_shown_as_dead(tmp_path):
@@ -65,18 +65,18 @@ def test_the_status_of_a_dead_writer_is_shown_as_dead(tmp_path):
         manager.log("orders")._context.run_status()
         kept = (tmp_path / "orders" / "aof.status").read_bytes()
     (tmp_path / "orders" / "aof.status").write_bytes(kept)
-    assert "no process on this machine has the log open" in dumped(tmp_path)["said"]
+    assert "no process on this machine has the log open" in dumped(tmp_path)["meaning"]
     lock = hold(REAL_FILES, str(tmp_path / "aof.lock"), owner="another program")
     result = dumped(tmp_path)
-    assert f"stale: pid {os.getpid()} another program has the log open now" in result["said"]
+    assert f"stale: pid {os.getpid()} another program has the log open now" in result["meaning"]
     assert result["figures"]["appended_records"] == 1
     lock.release()
     with AofManager.open(str(tmp_path), background=False) as manager:
         manager.log("orders")
         result = dumped(tmp_path)
         assert result["figures"] is None
-        assert result["said"] == f"no status of a writer; pid {os.getpid()} quiver aof has the log open"
-    assert dumped(tmp_path)["said"] == "no status of a writer"
+        assert result["meaning"] == f"no status of a writer; pid {os.getpid()} quiver aof has the log open"
+    assert dumped(tmp_path)["meaning"] == "no status of a writer"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_damaged_status_is_ignored_with_a_message(tmp_path, data):
     (tmp_path / "orders" / "aof.status").write_bytes(data)
     result = dumped(tmp_path)
     assert result["figures"] is None
-    assert result["said"].startswith("the status file is ignored: not a writer's status")
+    assert result["meaning"].startswith("the status file is ignored: not a writer's status")
     checked = check_log_directory(REAL_FILES, "orders", str(tmp_path / "orders"), read_records=True)
     assert checked.is_intact
     assert [one.kind for one in checked.findings] == ["left over"]
@@ -105,7 +105,7 @@ def test_a_directory_instead_of_the_status_is_ignored(tmp_path):
         log = manager.log("orders")
         log.append_record(b"x")
         log._context.run_status()
-        assert "is ignored" in dumped(tmp_path)["said"]
+        assert "is ignored" in dumped(tmp_path)["meaning"]
     with AofManager.open(str(tmp_path), background=False) as manager:
         assert payloads(manager.log("orders")) == [b"x"]
 

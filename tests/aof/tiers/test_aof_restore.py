@@ -351,7 +351,7 @@ def test_the_command_restores_every_log(two_logs, tmp_path):
     assert sorted(path.name for path in new.iterdir()) == ["aof.lock", "orders", f"stream-{two_logs['trades']}"]
     for name, log in (("orders", "orders"), ("trades", f"stream-{two_logs['trades']}")):
         assert name in run("tail", new, "--log", log, *place).stdout
-    assert "sound" in run("verify", new, *place).stdout
+    assert "intact" in run("verify", new, *place).stdout
 
 
 def test_the_command_reports_damage(two_logs, tmp_path):

@@ -122,13 +122,13 @@ def test_the_exit_code_distinguishes_damaged_and_unread(tmp_path):
 
     assert "NOT ALL READ, 3 records, 2 of them not read" in verify(code=3)
     (reported,) = json.loads(verify("--json", code=3))
-    assert (reported["sound"], reported["damaged"], reported["unread_segments"], reported["unread_records"]) == (
+    assert (reported["intact"], reported["damaged"], reported["unread_segments"], reported["unread_records"]) == (
         False,
         False,
         2,
         2,
     )
-    assert "sound, 3 records" in verify("--objects", cold, code=0)
+    assert "intact, 3 records" in verify("--objects", cold, code=0)
     path = next(cold.rglob("segment-00000000000000000000-*"))
     path.write_bytes(path.read_bytes()[:-1])
     assert "DAMAGED" in verify("--objects", cold, code=1)

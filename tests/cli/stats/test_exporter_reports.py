@@ -89,7 +89,7 @@ def test_top_shows_reports_and_dead_letters(store_dir, call):
     assert "! slow fails: storage, " in shown
     assert "dead letters" in shown
     assert "last success" in shown
-    found = json.loads(call("top", store_dir, "--json", "--looks", "1").output)
+    found = json.loads(call("top", store_dir, "--json", "--count", "1").output)
     assert found["reports"]["slow"]["last_error"]["message"] == "HTTP 503"
     assert found["dead_letters"] == {}
 

@@ -52,7 +52,7 @@ def test_top_shows_processes_flows_lag_and_disk(served, call):
     """With the last warning of each process; as tables and as JSON."""
     directory, address = served
     write_run_files(directory.with_name("buffer.run"))
-    found = json.loads(call("top", directory, "--endpoint", address, "--looks", "1", "--json").output)
+    found = json.loads(call("top", directory, "--endpoint", address, "--count", "1", "--json").output)
     assert found["nodes"] == [{"name": "ingest", "state": "running", "pid": 7, "starts": 2, "last_exit": "signal 9"}]
     assert found["errors"] == ["ingest: 10:01 WARNING the far side is away"]
     assert [(one["subscriber"], one["lag_bundles"]) for one in found["subscribers"]] == [("lake", 1)]
@@ -62,7 +62,7 @@ def test_top_shows_processes_flows_lag_and_disk(served, call):
     assert found["disk"]["segments"] == 1
     assert found["problem"] == ""
 
-    shown = call("top", directory, "--endpoint", address, "--looks", "1")
+    shown = call("top", directory, "--endpoint", address, "--count", "1")
     assert shown.exit_code == 0
     assert all(word in shown.output for word in ("ingest", "signal 9", "lake", "the far side is away"))
 
@@ -89,14 +89,14 @@ def test_reports_of_all_buffers_are_shown(served, tmp_path, call):
         stats.delivered(1, 10)
         stats.save(is_last=True)
     write_run_files(directory.with_name("buffer.run"), buffers={"a": str(directory), "b": str(tmp_path / "other")})
-    found = json.loads(call("top", directory, "--endpoint", address, "--looks", "1", "--json").output)
+    found = json.loads(call("top", directory, "--endpoint", address, "--count", "1", "--json").output)
     assert set(found["reports"]) == {"lake", "second"}
 
 
 def test_top_works_without_the_metrics_port(served, call):
     """Lag and disk usage come from the files; the report names the part that is unknown, with the reason."""
     directory, _ = served
-    found = json.loads(call("top", directory, "--endpoint", "127.0.0.1:9", "--looks", "1", "--json").output)
+    found = json.loads(call("top", directory, "--endpoint", "127.0.0.1:9", "--count", "1", "--json").output)
     assert found["flows"] == []
     assert found["disk"]["bytes"] > 0
     assert [(one["subscriber"], one["lag_bundles"]) for one in found["subscribers"]] == [("lake", 1)]
@@ -110,14 +110,14 @@ def test_top_queries_the_port_of_every_core(served, call, named):
     host, port = address.split(":")
     write_run_files(directory.with_name("buffer.run"), cores=2, metrics=address)
     endpoint = ["--endpoint", address] if named else []
-    found = json.loads(call("top", directory, *endpoint, "--looks", "1", "--json").output)
+    found = json.loads(call("top", directory, *endpoint, "--count", "1", "--json").output)
     assert {(flow["what"], flow["of"]): flow["total"] for flow in found["flows"]}["acknowledged", "lake"] == 2
     assert f"no metrics from {host}:{int(port) + 1}" in found["problem"]
 
 
 def test_a_directory_without_a_pipeline_is_refused(tmp_path, call):
     """A mistyped name is an error immediately; `top` does not wait for it forever."""
-    result = call("top", tmp_path / "nothing", "--looks", "1")
+    result = call("top", tmp_path / "nothing", "--count", "1")
     assert (result.exit_code, "neither" in result.output) == (2, True)
     assert call("top", tmp_path, "--every", "0s").exit_code == 2
     assert call("top", "/").exit_code == 2
@@ -126,7 +126,7 @@ def test_a_directory_without_a_pipeline_is_refused(tmp_path, call):
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9464/metrics", "9464", "localhost"])
 def test_an_endpoint_is_a_host_and_a_port(served, call, endpoint):
     """Anything else is refused with a message."""
-    result = call("top", served[0], "--endpoint", endpoint, "--looks", "1")
+    result = call("top", served[0], "--endpoint", endpoint, "--count", "1")
 
     assert (result.exit_code, "is not host:port" in result.output) == (2, True)
 
@@ -139,7 +139,7 @@ def test_all_buffers_of_a_pipeline_are_shown_once(served, call, tmp_path):
     directory, _ = served
     buffers = {"memory": str(directory), "again": f"{directory}/", "relative": "buffer"}
     write_run_files(tmp_path / "p.run", buffers=buffers)
-    options = ("--run-dir", tmp_path / "p.run", "--endpoint", "127.0.0.1:9", "--looks", "1", "--json")
+    options = ("--run-dir", tmp_path / "p.run", "--endpoint", "127.0.0.1:9", "--count", "1", "--json")
 
     def look(named):
         return json.loads(call("top", named, *options).output)
@@ -152,7 +152,7 @@ def test_all_buffers_of_a_pipeline_are_shown_once(served, call, tmp_path):
 def test_a_pipeline_that_is_starting_can_be_watched(call, tmp_path):
     """Its directory may exist before it contains a store; without a pipeline, such a directory is refused."""
     (tmp_path / "buffer").mkdir()
-    arguments = ("top", tmp_path / "buffer", "--looks", "1", "--json")
+    arguments = ("top", tmp_path / "buffer", "--count", "1", "--json")
     assert call(*arguments).exit_code == 2
     write_run_files(tmp_path / "buffer.run")
     found = json.loads(call(*arguments).output)
@@ -172,7 +172,7 @@ def test_top_works_from_within_the_store_directory(served, call, monkeypatch):
     directory, address = served
     write_run_files(directory.with_name("buffer.run"))
     monkeypatch.chdir(directory)
-    found = json.loads(call("top", ".", "--endpoint", address, "--looks", "1", "--json").output)
+    found = json.loads(call("top", ".", "--endpoint", address, "--count", "1", "--json").output)
     assert [one["name"] for one in found["nodes"]] == ["ingest"]
 
 
@@ -184,7 +184,7 @@ def test_retries_of_an_exporter_are_shown(served, call):
         retries.failed(BundleRef(0, 0), delay_s=3600.0, reason="HTTP 503")
         retries.failed(BundleRef(0, 1), delay_s=7200.0, reason="HTTP 500")
         retries.save()
-    arguments = ("top", directory, "--endpoint", address, "--looks", "1")
+    arguments = ("top", directory, "--endpoint", address, "--count", "1")
     waiting = json.loads(call(*arguments, "--json").output)["waiting"]["lake"]
     assert (waiting["retrying"], waiting["attempts"], waiting["last_failure"]) == (2, 2, "HTTP 503")
     assert 3500 < waiting["next_retry_s"] <= 3600
@@ -204,10 +204,10 @@ def test_messages_of_quiver_are_shown_first(tmp_path, call):
     noise = "".join(f"26/11/22 ERROR Executor: task {number}\n" for number in range(9))
     ours = "10:01 ERROR   quiver.pipeline csv failed, starts again in 1.6 s: no such format\n"
     (tmp_path / "buffer.run" / "ingest.log").write_text(f"{noise}{ours}{noise}")
-    errors = json.loads(call("top", tmp_path / "buffer", "--looks", "1", "--json").output)["errors"]
+    errors = json.loads(call("top", tmp_path / "buffer", "--count", "1", "--json").output)["errors"]
     assert (len(errors), errors[0]) == (5, f"ingest: {ours.strip()}")
     (tmp_path / "buffer.run" / "ingest.log").write_text(ours * 7)
-    assert len(json.loads(call("top", tmp_path / "buffer", "--looks", "1", "--json").output)["errors"]) == 5
+    assert len(json.loads(call("top", tmp_path / "buffer", "--count", "1", "--json").output)["errors"]) == 5
 
 
 def test_undelivered_bundles_are_counted():

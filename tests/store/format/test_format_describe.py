@@ -226,7 +226,7 @@ def test_segment_contradictions_under_a_good_checksum():
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.binary(max_size=80))
 def test_any_bytes(name, data):
-    """Any bytes under any name get an answer, and nothing made up is called sound."""
+    """Any bytes under any name get an answer, and no made-up content is reported as intact."""
     assert not told(name, data).is_intact
     for magic in (b"QUIVER\0WAL", b"QUIVER\0T", b"QUIVER\0F", b"QUIVSUB\0"):
         told(name, magic + data)

@@ -91,7 +91,7 @@ def test_repair_drops_a_missing_segment_once(begun):
     report = repair(REAL_FILES, str(begun), clock=SYSTEM_CLOCK)
     (mend,) = report.repairs
     assert mend.path == str(segment(begun, 0))
-    assert mend.gave_up == "3 of its bundles, which slow had pending"
+    assert mend.lost == "3 of its bundles, which slow had pending"
     assert not report.damaged
     with quiver.open(begun, SETTINGS, background=False) as store:
         assert store.register("slow").lag().pending_bundles == 8

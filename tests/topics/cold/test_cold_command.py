@@ -1,4 +1,4 @@
-"""`quiver topic rebuild-catalogue`, and `verify` of a topic whose messages are partly in objects."""
+"""`quiver topic rebuild-catalog`, and `verify` of a topic whose messages are partly in objects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(*arguments):
 def test_rebuild_catalogue_makes_the_topic_readable_again(cold):
     """All of it is readable, and appends continue after it."""
     url = f"sqlite://{cold}/t/metadata.db"
-    done = run("topic", "rebuild-catalogue", cold / "cold", "--metadata", url, "--json")
+    done = run("topic", "rebuild-catalog", cold / "cold", "--metadata", url, "--json")
 
     (report,) = json.loads(done.stdout)
     assert done.exit_code == 0
@@ -61,7 +61,7 @@ def test_rebuild_catalogue_reports_damage_and_spares_owned_topics(cold):
     data = bytearray(objects[1].read_bytes())
     data[-1] ^= 1
     objects[1].write_bytes(data)
-    arguments = ("topic", "rebuild-catalogue", str(cold / "cold"), "--metadata", url, "--topic", NAME)
+    arguments = ("topic", "rebuild-catalog", str(cold / "cold"), "--metadata", url, "--topic", NAME)
 
     done = run(*arguments)
     assert done.exit_code == 1
@@ -82,7 +82,7 @@ def test_rebuild_catalogue_reports_damage_and_spares_owned_topics(cold):
 
 def test_wrong_options_fail_with_exit_code_2(cold):
     """The message states the remedy."""
-    done = run("topic", "rebuild-catalogue", cold / "cold", "--metadata", "memory://", "--option", "region")
+    done = run("topic", "rebuild-catalog", cold / "cold", "--metadata", "memory://", "--option", "region")
 
     assert done.exit_code == 2
     assert "key=value" in done.stderr
@@ -197,7 +197,7 @@ def test_verify_with_objects_reads_them(tmp_path):
     assert "use --objects to read them" in unread.stdout
     assert "offsets 0 to 39" in run("topic", "inspect", here, NAME).stdout
     sound = run("topic", "verify", here, NAME, "--objects", cold)
-    assert (sound.exit_code, "sound" in sound.stdout) == (0, True)
+    assert (sound.exit_code, "intact" in sound.stdout) == (0, True)
 
     first, second = sorted(
         (cold / "storage/topics/default/orders/objects").glob("*"), key=lambda one: one.stat().st_mtime
@@ -213,7 +213,7 @@ def test_verify_with_objects_reads_them(tmp_path):
     assert damaged.keys() == {first.name, second.name}
     assert damaged[second.name].endswith("the object is missing")
     (report,) = json.loads(run("topic", "verify", here, NAME, "--json").stdout)
-    assert (report["sound"], report["damaged"], report["unread"]) == (False, False, True)
+    assert (report["intact"], report["damaged"], report["unread"]) == (False, False, True)
 
 
 def test_verify_without_metadata_does_not_call_a_topic_intact(tmp_path):
@@ -256,7 +256,7 @@ def test_files_that_are_deleted_during_verify_are_not_damage(tmp_path, monkeypat
         done = run("topic", "verify", tmp_path / "t", "--objects", tmp_path / "cold", "--json")
         assert store.topic(NAME)._engine.wal.start_offset > 0
     (report,) = json.loads(done.stdout)
-    assert (done.exit_code, report["sound"]) == (0, True)
+    assert (done.exit_code, report["intact"]) == (0, True)
     assert (report["start_offset"], report["next_offset"]) == (0, 40)
 
 

@@ -76,7 +76,7 @@ def test_wrong_entries_are_corrected():
         }
     )
     broken = ObjectCatalog(facts, root="/danube", topic=TOPIC, commits=facts)
-    with pytest.raises(CorruptionError, match="rebuild-catalogue"):
+    with pytest.raises(CorruptionError, match="rebuild-catalog"):
         broken.descriptors()
 
     _, catalogue, _ = rebuilt(rig, facts)
@@ -176,7 +176,7 @@ def test_a_damaged_descriptor_blocks_the_topic_until_a_rebuild():
     key = f"/danube/storage/topics/{TOPIC}/objects/{rig.before[1].start_offset:020d}"
     rig.facts.commit({key: b"{}"})
     again = Rig(disk=rig.disk, memory=rig.memory, facts=rig.facts, chosen=rig.chosen)
-    with pytest.raises(CorruptionError, match="rebuild-catalogue") as raised:
+    with pytest.raises(CorruptionError, match="rebuild-catalog") as raised:
         again.open()
     assert raised.value.path == key
     again.close()

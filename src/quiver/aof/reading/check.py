@@ -104,7 +104,7 @@ class CheckedLog:
             "name": self.name,
             "directory": self.directory,
             "stream_id": self.stream_id,
-            "sound": self.is_intact,
+            "intact": self.is_intact,
             "damaged": self.damaged,
             "unread_segments": self.unread,
             "unread_records": self.unread_records,

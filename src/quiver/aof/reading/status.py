@@ -35,10 +35,10 @@ class StatusRead:
     holder: str
 
     def as_dict(self, now_ns: int) -> dict[str, Any]:
-        """Return the fields as plain values, with the age of the status and a sentence that explains it."""
+        """Return the fields as plain values, with the age of the status and its meaning in a sentence."""
         status = self.status
         return {
-            "said": self._explanation(),
+            "meaning": self._meaning(),
             "state": None if status is None else status.state,
             "writer": None if status is None else status.writer,
             "written_at_ns": None if status is None else status.written_at_ns,
@@ -49,7 +49,7 @@ class StatusRead:
             "figures": None if status is None else status.figures,
         }
 
-    def _explanation(self) -> str:
+    def _meaning(self) -> str:
         status = self.status
         if status is None:
             ignored = f"the status file is ignored: {self.problem}" if self.problem else "no status of a writer"

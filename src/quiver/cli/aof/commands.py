@@ -124,7 +124,7 @@ def verify(
         print_json([one.as_dict() for one in checked])
     else:
         for one in checked:
-            verdict = "DAMAGED" if one.damaged else "NOT ALL READ" if one.unread else "sound"
+            verdict = "DAMAGED" if one.damaged else "NOT ALL READ" if one.unread else "intact"
             unread = f", {one.unread_records:,} of them not read" if one.unread_records else ""
             typer.echo(f"{one.directory}: {verdict}, {one.records:,} records{unread}")
             _print_findings(one.findings)
@@ -244,7 +244,7 @@ def _segment_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_file(one: Description) -> None:
-    typer.echo(f"{one.name}: {one.kind}, {one.size_bytes:,} bytes, {'sound' if one.is_intact else 'DAMAGED'}")
+    typer.echo(f"{one.name}: {one.kind}, {one.size_bytes:,} bytes, {'intact' if one.is_intact else 'DAMAGED'}")
     print_table("fields", [{"field": name, "value": str(value)} for name, value in one.fields.items()])
     for name, table in one.tables.items():
         print_table(name, table)
@@ -257,11 +257,11 @@ def _print_writer(described: dict[str, Any]) -> None:
     row = {
         "writer": described["writer"],
         "state": described["state"],
-        "told": human_age(described["age_s"]),
-        "what it is": described["said"],
+        "age": human_age(described["age_s"]),
+        "meaning": described["meaning"],
     }
     figures = described["figures"]
-    print_table("writer", [row if figures is not None else {"what it is": described["said"]}])
+    print_table("writer", [row if figures is not None else {"meaning": described["meaning"]}])
     if figures is not None:
         plain = {key: value for key, value in figures.items() if not isinstance(value, dict)}
         print_table("writer's figures", [_sizes(plain)])

@@ -32,7 +32,7 @@ SilentAfter = Annotated[
 
 def build_fleet_app() -> typer.Typer:
     """Return the commands below `quiver fleet`."""
-    app = typer.Typer(help="Nodes and readers of a fleet.", no_args_is_help=True, add_completion=False)
+    app = typer.Typer(help="Inspect the nodes and readers of a fleet.", no_args_is_help=True, add_completion=False)
     app.command("list", short_help="List the nodes.")(list_nodes)
     app.command("show", short_help="Describe one node.")(show)
     app.command("lag", short_help="Show what readers have not acknowledged.")(lag)
@@ -184,7 +184,7 @@ def retire(
     without: Annotated[
         list[str] | None, typer.Option(help="A reader that need not have acknowledged the node; may be repeated.")
     ] = None,
-    silent_after: Annotated[str, typer.Option(help="For how long a node that was not stopped was silent.")] = "1h",
+    silent_after: Annotated[str, typer.Option(help="The silence required of a node that was not stopped.")] = "1h",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check, and show what would be removed.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -233,7 +233,7 @@ def doctor(
     Check nodes, chains and readers: silent nodes, clocks, disks, versions, two stores with one identity, missing and
     rejected segments, lag.
 
-    Exits with 1 if there is anything to look at.
+    Exits with 1 if a check fails.
     """
     from dataclasses import asdict  # noqa: PLC0415 - keeps `--help` quick
 

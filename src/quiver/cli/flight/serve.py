@@ -27,7 +27,7 @@ _NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64})=(.+)", re.DOTALL)
 
 def serve(
     directories: Annotated[
-        list[str] | None, typer.Argument(metavar="[DIR]…", help="Directories of stores, or NAME=DIR.")
+        list[str] | None, typer.Argument(metavar="DIR", help="Directories of stores, or NAME=DIR.")
     ] = None,
     topics: Annotated[
         list[str] | None, typer.Option("--topics", metavar="DIR", help="A directory of topics, or NAME=DIR.")

@@ -37,8 +37,8 @@ def compact(
     target_size: Annotated[
         str, typer.Option(help="Combine files up to this size; those above half of it stay.")
     ] = "128MiB",
-    older_than: Annotated[str, typer.Option(help="Leave younger files: more of their partition are to come.")] = "1h",
-    compression: Annotated[str, typer.Option(help="Of the new files: zstd, snappy or none.")] = "zstd",
+    older_than: Annotated[str, typer.Option(help="Skip younger files: their partition still grows.")] = "1h",
+    compression: Annotated[str, typer.Option(help="The compression of new files: zstd, snappy or none.")] = "zstd",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the files that would be combined.")] = False,
     options: ObjectOptions = None,
     as_json: JsonFlag = False,

@@ -11,7 +11,7 @@ import typer
 from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.cli.qwp.dead_letters import dead_letters
 from quiver.cli.qwp.slots import NoServerReporter, age_s, holder, names_of_slots, slot_as_dict, slot_report
-from quiver.cli.stats.watching import EveryOption, LooksOption, WatchOption, check_watching, watch
+from quiver.cli.stats.watching import CountOption, EveryOption, WatchOption, check_watching, watch
 from quiver.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def list_slots(
     root: Root,
     watching: WatchOption = False,
     every: EveryOption = "2s",
-    looks: LooksOption = None,
+    count: CountOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -60,7 +60,7 @@ def list_slots(
 
     With --watch and --json, each poll prints one line. Exits with 1 if a slot cannot be read.
     """
-    every_s = check_watching(every, looks, is_watching=watching)
+    every_s = check_watching(every, count, is_watching=watching)
     known: dict[str, Any] = {}  # caches what has not changed since the previous poll
     if not watching:
         fine = _list(root, known, as_json=as_json, in_a_line=False)
@@ -70,7 +70,7 @@ def list_slots(
                 lambda: _list(root, known, as_json=as_json, in_a_line=True),
                 SYSTEM_CLOCK,
                 every_s=every_s,
-                looks=looks,
+                count=count,
                 as_json=as_json,
             )
         except KeyboardInterrupt:

@@ -40,11 +40,11 @@ def dead_letters(
     root: Annotated[Path, typer.Argument(metavar="SF_DIR", help="The sf_dir of the senders: the parent of the slots.")],
     slot: Annotated[str, typer.Argument(metavar="SLOT", help="A sender_id.")],
     action: Annotated[
-        Action, typer.Argument(metavar="[list|show|replay|export|clear]", help="The operation.")
+        Action, typer.Argument(metavar="ACTION", help="list, show, replay, export or clear.")
     ] = Action.list,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="LETTER", help="Ids as listed: 12.1f3a9c20, or 12 for all of frame 12. Default: all."),
+        typer.Argument(metavar="ID", help="Ids as listed: 12.1f3a9c20, or 12 for all of frame 12. Default: all."),
     ] = None,
     table: Annotated[str | None, typer.Option("--table", help="Only dead letters with rows of this table.")] = None,
     conf: Annotated[

@@ -9,6 +9,6 @@ module            purpose
 `top.py`          `quiver top`
 `top_figures.py`  the figures of `quiver top`
 `waiting.py`      the pending retries of an exporter
-`watching.py`     repeated display: `--watch`, `--every`, `--looks`
+`watching.py`     repeated display: `--watch`, `--every`, `--count`
 ================  ===========================================================
 """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.cli.stats.watching import EveryOption, LooksOption, WatchOption, check_watching
+from quiver.cli.stats.watching import CountOption, EveryOption, WatchOption, check_watching
 from quiver.cli.stats.watching import watch as look_again
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def stats(
     directory: Annotated[Path, typer.Argument(help="A store's directory.")],
     watching: WatchOption = False,
     every: EveryOption = "2s",
-    looks: LooksOption = None,
+    count: CountOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -32,26 +32,26 @@ def stats(
     """
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
 
-    every_s = check_watching(every, looks, is_watching=watching)
+    every_s = check_watching(every, count, is_watching=watching)
     if not watching:
         if not _look(directory, SYSTEM_CLOCK, as_json=as_json, in_a_line=False):
             raise typer.Exit(1)
         return
     try:
-        fine = watch(directory, SYSTEM_CLOCK, every_s=every_s, looks=looks, as_json=as_json)
+        fine = watch(directory, SYSTEM_CLOCK, every_s=every_s, count=count, as_json=as_json)
     except KeyboardInterrupt:
         return
     if not fine:
         raise typer.Exit(1)
 
 
-def watch(directory: Path, clock: Clock, *, every_s: float, looks: int | None, as_json: bool) -> bool:
-    """Print the figures every *every_s* seconds, *looks* times or until interrupted; return if the last are fine."""
+def watch(directory: Path, clock: Clock, *, every_s: float, count: int | None, as_json: bool) -> bool:
+    """Print the figures every *every_s* seconds, *count* times or until interrupted; return if the last are fine."""
     return look_again(
         lambda: _look(directory, clock, as_json=as_json, in_a_line=True),
         clock,
         every_s=every_s,
-        looks=looks,
+        count=count,
         as_json=as_json,
     )
 

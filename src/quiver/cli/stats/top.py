@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.stats.watching import CountOption, EveryOption
 from quiver.errors import SettingsError, UsageError
 
 if TYPE_CHECKING:
@@ -32,15 +33,15 @@ def top(
     run_dir: Annotated[
         Path | None, typer.Option(help="The directory with logs and state.  [default: DIR.run]", show_default=False)
     ] = None,
-    every: Annotated[str, typer.Option(help="The interval between two updates.")] = "2s",
-    looks: Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.  [default: never]")] = None,
+    every: EveryOption = "2s",
+    count: CountOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
     Watch a running pipeline: processes, rates, lag, retries, disk, and the last errors.
 
     Only reads the metrics port and the directory. With --json, each update is one line. Without a terminal, there is
-    one update, or as many as --looks.
+    one update, or as many as --count.
     """
     import threading  # noqa: PLC0415 - for this alone
 
@@ -62,8 +63,8 @@ def top(
     notes = sibling_directory(directory, "run") if run_dir is None else run_dir
     if not directory.exists() and not notes.exists():
         raise UsageError(f"neither {directory} nor {notes} exists; give the directory of a pipeline's store")
-    if looks is None and not sys.stdout.isatty():
-        looks = 1
+    if count is None and not sys.stdout.isatty():
+        count = 1
     never = threading.Condition()
     before = None
     done = 0
@@ -78,7 +79,7 @@ def top(
             else:
                 _show(str(directory), found, clock.now_ns())
             before, done = now, done + 1
-            if looks is not None and done >= looks:
+            if count is not None and done >= count:
                 return
             with never:
                 clock.wait(never, every_s)

@@ -1,4 +1,4 @@
-"""Repeated display: `--watch`, `--every`, `--looks`."""
+"""Repeated display: `--watch`, `--every`, `--count`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import typer
 from quiver.clock import Clock
 from quiver.errors import UsageError
 
-__all__ = ["EveryOption", "LooksOption", "WatchOption", "check_watching", "watch"]
+__all__ = ["CountOption", "EveryOption", "WatchOption", "check_watching", "watch"]
 
 WatchOption = Annotated[bool, typer.Option("--watch", help="Update the display until interrupted.")]
 EveryOption = Annotated[str, typer.Option(help="The interval between two updates.")]
-LooksOption = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.  [default: never]")]
+CountOption = Annotated[
+    int | None, typer.Option("-n", "--count", min=1, help="Stop after this many updates.  [default: never]")
+]
 
 _CLEAR = "\x1b[2J\x1b[H"
 """Clears a terminal."""
 
 
-def check_watching(every: str, looks: int | None, *, is_watching: bool) -> float:
+def check_watching(every: str, count: int | None, *, is_watching: bool) -> float:
     """
     Return the interval between two updates in seconds.
 
@@ -31,16 +33,16 @@ def check_watching(every: str, looks: int | None, *, is_watching: bool) -> float
     """
     from quiver.settings import parse_duration_s  # noqa: PLC0415 - keeps `--help` quick
 
-    if looks is not None and not is_watching:
-        raise UsageError("--looks needs --watch")
+    if count is not None and not is_watching:
+        raise UsageError("--count needs --watch")
     every_s = parse_duration_s(every, key="--every")
     if every_s <= 0:
         raise UsageError("--every must be positive")
     return every_s
 
 
-def watch(look: Callable[[], bool], clock: Clock, *, every_s: float, looks: int | None, as_json: bool) -> bool:
-    """Call *look* every *every_s* seconds, *looks* times or until interrupted. Return its last result."""
+def watch(look: Callable[[], bool], clock: Clock, *, every_s: float, count: int | None, as_json: bool) -> bool:
+    """Call *look* every *every_s* seconds, *count* times or until interrupted. Return its last result."""
     never = threading.Condition()
     done = 0
     while True:
@@ -48,7 +50,7 @@ def watch(look: Callable[[], bool], clock: Clock, *, every_s: float, looks: int 
             typer.echo(_CLEAR, nl=False)
         fine = look()
         done += 1
-        if looks is not None and done >= looks:
+        if count is not None and done >= count:
             return fine
         with never:
             clock.wait(never, every_s)

@@ -57,8 +57,8 @@ def status(
     """
     Serve the status page of a pipeline, a store, or any other log, until it is stopped.
 
-    Only reads, and is safe while a writer runs. With a pipeline file, a token permits to replay and drop dead letters,
-    and its section `status` has the defaults of the options. --json prints the status once.
+    Only reads, and is safe while a writer runs. With a pipeline file, a token permits replaying and dropping dead
+    letters, and its section `status` has the defaults of the options. --json prints the status once.
     """
     from quiver.cli.status.snapshot import StatusReader  # noqa: PLC0415 - keeps `--help` quick
 

@@ -63,7 +63,7 @@ def add_admin_commands(app: typer.Typer) -> None:
     """Add these commands to `quiver topic`."""
     app.command("upload", short_help="Upload messages that are not in objects.")(_with_access(upload))
     app.command("unload", short_help="Hand topics over to another machine.")(_with_access(unload))
-    app.command("reappend", short_help="Append messages that another owner's replaced.")(_with_access(reappend))
+    app.command("reappend", short_help="Append again messages that another owner replaced.")(_with_access(reappend))
     app.command("truncate", short_help="Delete the oldest messages.")(_with_access(truncate))
     app.command("delete", short_help="Delete a topic.")(_with_access(delete))
     app.command("seek", short_help="Move a subscription.")(_with_access(seek))

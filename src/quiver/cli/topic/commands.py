@@ -51,7 +51,8 @@ def build_topic_app() -> typer.Typer:
     app.command("produce", short_help="Append messages.")(produce)
     app.command("subscriptions", short_help="Show subscriptions and their lag.")(subscriptions)
     add_admin_commands(app)
-    app.command("rebuild-catalogue", short_help="Rebuild the metadata from the objects.")(rebuild_catalog)
+    app.command("rebuild-catalog", short_help="Rebuild the metadata from the objects.")(rebuild_catalog)
+    app.command("rebuild-catalogue", hidden=True, deprecated=True)(rebuild_catalog)  # its former name
     return app
 
 
@@ -77,7 +78,7 @@ def list_topics(
             "files": len(one.files),
             "size": human_bytes(one.size_bytes),
             "subscriptions": [saved.name for saved in one.subscriptions],
-            "sound": one.is_intact,
+            "intact": one.is_intact,
         }
         for topic, one in checked
     ]
@@ -137,7 +138,7 @@ def verify(
     else:
         for one in checked:
             messages = sum(file.messages for file in one.files)
-            verdict = "DAMAGED" if one.damaged else "NOT ALL READ" if one.unread else "sound"
+            verdict = "DAMAGED" if one.damaged else "NOT ALL READ" if one.unread else "intact"
             typer.echo(f"{one.directory}: {verdict}, {messages:,} messages in files")
             _print_findings(one)
     exit_of_verify(damaged=any(one.damaged for one in checked), unread=any(one.unread for one in checked))
@@ -177,10 +178,10 @@ def repair(
     rows = [
         {
             "topic": name,
-            "cut_bytes": before[name].size_bytes - one.size_bytes,
-            "kept_aside": sum(f"/{QUARANTINE_DIR}/" in finding.path for finding in one.findings),
+            "truncated_bytes": before[name].size_bytes - one.size_bytes,
+            "quarantined": sum(f"/{QUARANTINE_DIR}/" in finding.path for finding in one.findings),
             "next": one.next_offset,
-            "sound": one.is_intact,
+            "intact": one.is_intact,
         }
         for name, one in after.items()
     ]

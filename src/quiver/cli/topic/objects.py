@@ -1,4 +1,4 @@
-"""`quiver topic rebuild-catalogue`: rebuild the metadata about objects; and reading of objects for other commands."""
+"""`quiver topic rebuild-catalog`: rebuild the metadata about objects; and reading of objects for other commands."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class StoreReceiverConfig(PolledReceiverConfig):
             "reads": settings.listening_addr,
             "as_subscriber": settings.subscriber,
             "begins_at": f"{settings.start}, when the subscriber is new",
-            "looks_every_s": settings.poll_interval_s,
+            "poll_interval_s": settings.poll_interval_s,
             "stores": "bundles unchanged; each at least once",
         }
 

@@ -115,6 +115,6 @@ class TopicReceiverConfig(PolledReceiverConfig):
             "reads": settings.listening_addr,
             "as_subscription": settings.subscription,
             "begins_at": f"{settings.start}, when the subscription is new",
-            "looks_every_s": settings.poll_interval_s,
+            "poll_interval_s": settings.poll_interval_s,
             "stores": "requests as received; each at least once",
         }

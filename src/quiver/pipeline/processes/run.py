@@ -318,8 +318,8 @@ class _Running:
             )
         for name, bundles, directory in self._undelivered():
             self._report(
-                f"{directory} keeps {bundles} bundles for {name}, which is no exporter here; if nobody else reads as "
-                f"{name}: quiver subscribers {shlex.quote(directory)} drop {name}"
+                f"{directory} keeps {bundles} bundles for {name}, which is no exporter here; if no other program "
+                f"reads as {name}: quiver subscribers {shlex.quote(directory)} drop {name}"
             )
 
     def _undelivered(self) -> list[Count]:

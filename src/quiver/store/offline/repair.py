@@ -118,7 +118,7 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
     report.repairs += _by_opening(before, report.repairs)
     if not dry_run:
         drain(fs, root, clock=clock)
-    report.left = check_store(fs, root).findings
+    report.findings = check_store(fs, root).findings
     return report
 
 
@@ -240,7 +240,7 @@ def _small_files(work: _Work) -> Iterator[Repaired]:
 
 
 def _remove_if_damaged(
-    work: _Work, path: str, decode: Callable[[memoryview], Answer[Any]], gave_up: str | None
+    work: _Work, path: str, decode: Callable[[memoryview], Answer[Any]], lost: str | None
 ) -> Iterator[Repaired]:
     data = work.read(path)
     problem = None if data is None else _damage_of(data, decode)
@@ -248,7 +248,7 @@ def _remove_if_damaged(
         return
     copy = work.keep(path, data)
     work.remove(path)
-    yield Repaired(path, f"damaged {problem}", "quarantined; the next open creates it again", gave_up, copy)
+    yield Repaired(path, f"damaged {problem}", "quarantined; the next open creates it again", lost, copy)
 
 
 def _highest_number(work: _Work) -> int:
@@ -269,9 +269,9 @@ def _progress(work: _Work) -> Iterator[Repaired]:
             raise
         except CorruptionError as damage:
             problem = f"damaged at byte {damage.offset}: {damage.reason}"
-        gave_up = f"the progress of {subscriber}: all bundles that still exist are delivered to it again"
+        lost = f"the progress of {subscriber}: all bundles that still exist are delivered to it again"
         if work.dry_run:
-            yield Repaired(path, problem, "replaced by its backup, or created again if there is none", gave_up)
+            yield Repaired(path, problem, "replaced by its backup, or created again if there is none", lost)
             continue
         try:
             lock = lock_subscriber(work.fs, work.root, subscriber)
@@ -283,13 +283,13 @@ def _progress(work: _Work) -> Iterator[Repaired]:
         finally:
             lock.release()
         if made.start == "backup":
-            mended, gave_up = (
+            action, lost = (
                 "replaced by its backup",
                 f"the later progress of {subscriber}: those bundles are delivered again",
             )
         else:
-            mended = "created again with no bundle resolved"
-        yield Repaired(path, problem, mended, gave_up, made.copy)
+            action = "created again with no bundle resolved"
+        yield Repaired(path, problem, action, lost, made.copy)
 
 
 def _backups(work: _Work) -> Iterator[Repaired]:
@@ -363,9 +363,9 @@ def _repair_segment(work: _Work, damaged: DamagedSegment) -> Repaired:
             work.valid = sorted([*work.valid, info], key=lambda one: one.seq)
         return Repaired(damaged.path, problem, f"rewritten from the log, all {len(entries)} bundles", None, copy)
     saved = export_streams(work.fs, work.root, damaged, write=not work.dry_run)
-    mended = f"quarantined; {sum(rows for _, rows in saved)} rows of {len(saved)} streams are readable but unverified"
+    action = f"quarantined; {sum(rows for _, rows in saved)} rows of {len(saved)} streams are readable but unverified"
     if entries:
-        mended = f"rewritten from the log with the {len(entries)} bundles that it has; the damaged file was {mended}"
+        action = f"rewritten from the log with the {len(entries)} bundles that it has; the damaged file was {action}"
         if not work.dry_run:
             rewrite(work.fs, work.root, damaged.seq, entries, profile=written_by(work.fs, work.root).profile)
     else:
@@ -373,7 +373,7 @@ def _repair_segment(work: _Work, damaged: DamagedSegment) -> Repaired:
         if not work.dry_run:
             raise_floor(work.fs, work.root, damaged.seq + 1)
         work.remove(damaged.path)
-    return Repaired(damaged.path, problem, mended, lost, copy)
+    return Repaired(damaged.path, problem, action, lost, copy)
 
 
 def _free_name(work: _Work, path: str) -> str:
@@ -441,9 +441,9 @@ def _repair_retry_set(work: _Work, path: str, subscriber: str, data: bytes, prob
         work.put(path, encode_retry_set(RetryEntry(ref, 1, 0, 0, "the retry set was damaged") for ref in waiting))
     finally:
         lock.release()
-    mended = f"created again with the {len(waiting)} bundles that {subscriber} has not resolved"
+    action = f"created again with the {len(waiting)} bundles that {subscriber} has not resolved"
     return Repaired(
-        path, problem, mended, "the attempts and due times of its bundles: they are retried immediately", copy
+        path, problem, action, "the attempts and due times of its bundles: they are retried immediately", copy
     )
 
 
@@ -517,9 +517,9 @@ def _ranges(work: _Work, scan: WalFileScan, *, is_active: bool) -> Iterator[Repa
         (info.sequence_first or 0, info.sequence_last or 0) for info in work.valid if info.sequence_last is not None
     ]
     for (offset, length), damage in zip(scan.damage_spans, scan.damage, strict=True):
-        mended = f"{length} bytes quarantined and skipped"
+        action = f"{length} bytes quarantined and skipped"
         yield Repaired(
-            scan.path, f"at byte {offset}: {damage.reason}", mended, _lost_between(scan, offset, in_segments)
+            scan.path, f"at byte {offset}: {damage.reason}", action, _lost_between(scan, offset, in_segments)
         )
     if scan.size_bytes == 0 and not is_active:
         yield Repaired(scan.path, "the file is empty", "skipped", "its bundles, unless a segment has them")

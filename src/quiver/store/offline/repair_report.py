@@ -18,15 +18,15 @@ class Repaired:
     Attributes:
         path: the file.
         problem: what was wrong.
-        mended: the repair (with `dry_run`: the planned one).
-        gave_up: the loss, and whose it is; None without any.
+        action: the repair (with `dry_run`: the planned one).
+        lost: the loss, and whose it is; None without any.
         copy: the copy of the damaged bytes; None if there were none worth keeping.
     """
 
     path: str
     problem: str
-    mended: str
-    gave_up: str | None = None
+    action: str
+    lost: str | None = None
     copy: str | None = None
 
 
@@ -37,19 +37,19 @@ class RepairReport:
     root: str
     dry_run: bool
     repairs: list[Repaired] = field(default_factory=list)
-    left: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def damaged(self) -> bool:
         """Whether any file is still damaged."""
-        return any(finding.damaged for finding in self.left)
+        return any(finding.damaged for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values as plain types."""
         return {
             "directory": self.root,
             "dry_run": self.dry_run,
-            "mends": [asdict(repaired) for repaired in self.repairs],
+            "repairs": [asdict(repaired) for repaired in self.repairs],
             "damaged": self.damaged,
-            "left": [finding.as_dict() for finding in self.left],
+            "findings": [finding.as_dict() for finding in self.findings],
         }

@@ -128,7 +128,7 @@ class ObjectCatalog:
             return answer.value
         else:
             reason = f"it begins with message {answer.value.start_offset}, but its key has another offset"
-        raise CorruptionError(entry.key, 0, f"{reason}; run quiver topic rebuild-catalogue")
+        raise CorruptionError(entry.key, 0, f"{reason}; run quiver topic rebuild-catalog")
 
     def _known(self) -> ObjectSpans:
         known = self._spans

@@ -182,9 +182,7 @@ class Uploader:
         if not names and len(self._catalog):
             # Objects uploaded there now would make the old ones look lost, one by one.
             reason = "no object of this topic is there: is it the right place, and is it mounted?"
-            raise ObjectsUnavailableError(
-                "list", prefix, f"{reason} If all are lost, run quiver topic rebuild-catalogue"
-            )
+            raise ObjectsUnavailableError("list", prefix, f"{reason} If all are lost, run quiver topic rebuild-catalog")
         for name in names:
             is_ours = parse_object_id(name) is not None or parse_object_name(name) is not None
             if is_ours and name not in named:

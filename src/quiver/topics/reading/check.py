@@ -112,7 +112,7 @@ class CheckedTopic:
             "next_offset": self.next_offset,
             "synced_offset": self.synced_offset,
             "size_bytes": self.size_bytes,
-            "sound": self.is_intact,
+            "intact": self.is_intact,
             "damaged": self.damaged,
             "unread": self.unread,
             "files": [asdict(file) for file in self.files],
