@@ -48,18 +48,30 @@ class BufferPlace:
         path: its directory.
         exporters: the exporters that read it.
         is_durable: whether it is on disk; otherwise it is lost with the run.
+        fleet: the subscribers of its fleet, which read the bucket.
     """
 
     name: str
     path: str
     exporters: Sequence[str]
     is_durable: bool
+    fleet: Sequence[str] = ()
+
+    def is_read_as(self, subscriber: str) -> bool:
+        """Return whether *subscriber* belongs to an exporter or to the fleet."""
+        return subscriber in self.exporters or subscriber in self.fleet
 
 
 def places_of(pipeline: Pipeline) -> list[BufferPlace]:
     """Return the buffers of *pipeline*."""
     return [
-        BufferPlace(buffer.name, buffer.config.path, [route.name for route in buffer.routes], buffer.kind != "memory")
+        BufferPlace(
+            buffer.name,
+            buffer.config.path,
+            [route.name for route in buffer.routes],
+            is_durable=buffer.kind != "memory",
+            fleet=buffer.config.settings.fleet_subscribers,
+        )
         for buffer in pipeline.buffers
     ]
 
@@ -108,8 +120,8 @@ def lost_dead_letters(buffers: Sequence[BufferPlace]) -> list[Count]:
 
 def undelivered(buffers: Sequence[BufferPlace]) -> list[Count]:
     """
-    Return each subscriber that retains data and is not an exporter of its buffer: its name, the number of bundles, the
-    directory.
+    Return each subscriber that retains data and is belongs neither to an exporter of its buffer nor to its fleet: its
+    name, the number of bundles, the directory.
 
     It may be another program. Or an exporter was renamed: then nothing reads for the old name, and the buffer fills up.
     """
@@ -117,15 +129,15 @@ def undelivered(buffers: Sequence[BufferPlace]) -> list[Count]:
         (name, bundles, buffer.path)
         for buffer in buffers
         for name, bundles in sorted(_lags(buffer.path).items())
-        if bundles and name not in buffer.exporters
+        if bundles and not buffer.is_read_as(name)
     ]
 
 
 def has_other_subscribers(buffers: Sequence[BufferPlace]) -> bool:
-    """Return whether a buffer has a subscriber that is none of its exporters. Loads no Arrow."""
+    """Return whether a buffer has a subscriber that belongs neither to an exporter nor to its fleet. Loads no Arrow."""
     try:
         return any(
-            name is not None and name not in buffer.exporters
+            name is not None and not buffer.is_read_as(name)
             for buffer in buffers
             for root in _roots(buffer.path)
             for name in map(parse_progress_name, REAL_FILES.list_dir(root))
