@@ -1,10 +1,11 @@
-"""One Spark session per run, and stores of sealed segments."""
-
-import contextlib
+"""One Spark session per process, and stores of sealed segments."""
 
 import pyspark.util
 import pytest
+from shared_session import SharedSession, end_jvm, start_session
 from stores import StoreMaker
+
+_SHARED = SharedSession(start_session, end_jvm)
 
 
 def pytest_configure(config):
@@ -19,12 +20,19 @@ def store(tmp_path):
     return StoreMaker(tmp_path / "buffer")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def spark():
-    """Return the session of this run."""
-    import quiver.spark
+    """Return the session of this process."""
+    return _SHARED.get()
 
-    session = quiver.spark.session("tests", config={"spark.sql.shuffle.partitions": "1"})
-    yield session
-    with contextlib.suppress(Exception):
-        session.stop()
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call):
+    """Replace the session after a time limit, before fixtures of the interrupted test call it again."""
+    if call.excinfo is not None:
+        _SHARED.replace_after(call.excinfo.value)
+    return (yield)
+
+
+def pytest_sessionfinish():
+    _SHARED.stop()

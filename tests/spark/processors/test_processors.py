@@ -1,5 +1,6 @@
 """Processors on frames: which rows pass, what is changed, and that the same rows always have the same result."""
 
+import functools
 import hashlib
 
 import pyarrow as pa
@@ -29,9 +30,21 @@ def table(spark, view, rows):
     return spark.createDataFrame(pa.Table.from_pylist(full, schema=view_schema(view)))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def logs(spark):
     """Return eight records: one without attributes, one without a severity."""
+    return cached_logs(spark)
+
+
+@pytest.fixture
+def spans(spark):
+    """Return two spans, of the traces of two records."""
+    return cached_spans(spark)
+
+
+@functools.cache
+def cached_logs(spark):
+    """Return the records in this session."""
     rows = [
         {
             "time_unix_nano": i,
@@ -46,9 +59,9 @@ def logs(spark):
     return table(spark, "logs", rows).cache()
 
 
-@pytest.fixture(scope="module")
-def spans(spark):
-    """Return two spans, of the traces of two records."""
+@functools.cache
+def cached_spans(spark):
+    """Return the spans in this session."""
     rows = [{"trace_id": f"{i:032x}", "name": f"span {i}"} for i in (1, 3)]
     return table(spark, "spans", rows).cache()
 
