@@ -1,15 +1,15 @@
-"""A certificate authority of our own, made with the `openssl` command: for servers and clients in tests."""
+"""A certificate authority of our own: for servers and clients in tests."""
 
-import subprocess
+import datetime
+import ipaddress
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
-def _openssl(*arguments: object) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
-
-
-def _key(path: Path) -> None:
-    _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", path)
+_HOSTS = (x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost"))
 
 
 class Authority:
@@ -20,24 +20,67 @@ class Authority:
         self.name = name
         self.cert = directory / f"{name}.pem"
         self.key = directory / f"{name}.key"
-        _key(self.key)
+        self._private = _new_key(self.key)
+        self._subject = _name(name)
         # Python 3.13 and later require the key usage.
-        options = ("-subj", f"/CN={name}", "-days", 2, "-addext", "keyUsage=critical,keyCertSign,cRLSign")
-        _openssl("req", "-x509", "-new", "-key", self.key, *options, "-out", self.cert)
+        usage = x509.KeyUsage(
+            digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+            key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        builder = _builder(self._subject, self._subject, self._private, days=2)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        self._sign(builder.add_extension(usage, critical=True), self.cert)
 
-    def issue(
-        self, name: str, *, subject: str | None = None, days: int = 2, hosts: str = "IP:127.0.0.1,DNS:localhost"
-    ) -> tuple[Path, Path]:
-        """Return the files of a certificate for *hosts* and of its key. With negative *days* it has expired."""
-        cert, key, request, more = (
-            self.directory / f"{self.name}-{name}.{end}" for end in ("pem", "key", "csr", "ext")
-        )
-        _key(key)
-        more.write_text(f"subjectAltName={hosts}\nauthorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n")
-        _openssl("req", "-new", "-key", key, "-subj", subject or f"/CN={name}", "-out", request)
-        signed_by = ("-CA", self.cert, "-CAkey", self.key, "-CAcreateserial")
-        _openssl("x509", "-req", "-in", request, *signed_by, "-days", days, "-extfile", more, "-out", cert)
+    def issue(self, name: str, *, organization: str = "", days: int = 2, host: str = "") -> tuple[Path, Path]:
+        """
+        Return the files of a certificate and of its key.
+
+        Args:
+            name: of the files, and the common name of the subject.
+            organization: the only name of the subject instead.
+            days: how long it is valid. If negative, it has expired.
+            host: the DNS name for which it is valid, instead of this machine's.
+        """
+        cert, key = (self.directory / f"{self.name}-{name}.{end}" for end in ("pem", "key"))
+        subject = _name(organization, NameOID.ORGANIZATION_NAME) if organization else _name(name)
+        builder = _builder(subject, self._subject, _new_key(key), days=days)
+        hosts = x509.SubjectAlternativeName([x509.DNSName(host)] if host else _HOSTS)
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._private.public_key())
+        self._sign(builder.add_extension(hosts, critical=False).add_extension(authority, critical=False), cert)
         return cert, key
+
+    def _sign(self, builder: x509.CertificateBuilder, path: Path) -> None:
+        signed = builder.sign(self._private, hashes.SHA256())
+        path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+
+
+def _name(text: str, attribute: x509.ObjectIdentifier = NameOID.COMMON_NAME) -> x509.Name:
+    return x509.Name([x509.NameAttribute(attribute, text)])
+
+
+def _new_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return a new key, also written to *path*."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    encoding, format_ = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL
+    path.write_bytes(key.private_bytes(encoding, format_, serialization.NoEncryption()))
+    return key
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, days: int
+) -> x509.CertificateBuilder:
+    """Return a certificate without a signature that is valid until *days* from now; it became valid three days ago."""
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=3))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
 
 
 def install(source: tuple[Path, Path], target: tuple[Path, Path]) -> None:

@@ -131,7 +131,7 @@ def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureEtcd
     authority = Authority(folder, "etcd-ca")
     authority.issue("server")
     # With users, the gateway refuses a client certificate that has a common name.
-    cert, key = authority.issue("client", subject="/O=quiver")
+    cert, key = authority.issue("client", organization="quiver")
     client, peer, health = free_ports(3)
     options = {
         "ca_file": str(authority.cert), "cert_file": str(cert), "key_file": str(key), "user": "quiver",

@@ -55,7 +55,8 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         try:
             with urllib.request.urlopen(url, timeout=1):
                 return
-        except urllib.error.HTTPError:
+        except urllib.error.HTTPError as error:
+            error.close()
             return
         except OSError:
             time.sleep(0.05)

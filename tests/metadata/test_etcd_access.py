@@ -114,11 +114,11 @@ def test_users_that_change(secure_etcd: SecureEtcd):
 def test_certificates_that_are_renewed(secure_etcd: SecureEtcd, tmp_path):
     """An expired one is refused; its replacement in the same file is used without reopening the store."""
     cert, key = (tmp_path / name for name in ("client.pem", "client.key"))
-    install(secure_etcd.authority.issue("expired", subject="/O=quiver", days=-1), (cert, key))
+    install(secure_etcd.authority.issue("expired", organization="quiver", days=-1), (cert, key))
     store = opened(secure_etcd, cert_file=str(cert), key_file=str(key))
     with pytest.raises(MetadataUnavailableError, match="(?i)certificate"):
         store.get("/test/none")
-    install(secure_etcd.authority.issue("renewed", subject="/O=quiver"), (cert, key))
+    install(secure_etcd.authority.issue("renewed", organization="quiver"), (cert, key))
     with pytest.raises(MetadataUnavailableError):
         store.get("/test/none")  # notices the new files, for the next call
     assert store.get("/test/none") is None
@@ -284,7 +284,7 @@ def test_an_invalid_certificate_file_is_named(tmp_path):
     """Opening a pipe waited, and a device would be read forever; a link to a file is followed."""
     pytest.importorskip("httpx")
     authority = Authority(tmp_path, "ca")
-    cert, key = authority.issue("client", subject="/O=quiver")
+    cert, key = authority.issue("client", organization="quiver")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "link").symlink_to(authority.cert)

@@ -74,7 +74,7 @@ WRONG = {
     "the server shows one of another authority": lambda made, right: replace(right, server=made.theirs.issue("server")),
     "the server's has expired": lambda made, right: replace(right, server=made.ours.issue("late-server", days=-1)),
     "the server's is for another host": lambda made, right: replace(
-        right, server=made.ours.issue("elsewhere", hosts="DNS:elsewhere.example")
+        right, server=made.ours.issue("elsewhere", host="elsewhere.example")
     ),
     "the server trusts another authority": lambda made, right: replace(right, client_ca=made.theirs.cert),
     "the client shows one of another authority": lambda made, right: replace(right, client=made.theirs.issue("client")),

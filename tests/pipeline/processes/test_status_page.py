@@ -122,8 +122,9 @@ def test_the_page_follows_the_pipeline_and_survives_a_kill(running):
     assert (receiver["name"], receiver["records"], receiver["bytes"]) == ("otlp", 2, len(request(1, 2)))
     (letter,) = fetch(run, "/api/dead-letters?exporter=strict")
     change = {"action": "replay", "exporter": "strict", "bundles": [letter["bundle"]]}
-    with pytest.raises(urllib.error.HTTPError, match="401"):
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
         fetch(run, "/api/dead-letters", change)
+    refused.value.close()
     (replayed,) = fetch(run, "/api/dead-letters", change, TOKEN)
     assert not replayed["delivered"]  # nothing listens there
     assert fetch(run, "/api/dead-letters", change | {"action": "drop"}, TOKEN) == {"dropped": 1}

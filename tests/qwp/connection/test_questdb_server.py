@@ -74,8 +74,8 @@ def start(jar: Path, tmp_path: Path) -> Iterator[Callable[..., int]]:
 def _answers(port: int) -> bool:
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
-    except urllib.error.HTTPError:
-        return True
+    except urllib.error.HTTPError as error:
+        error.close()
     except OSError:
         return False
     return True

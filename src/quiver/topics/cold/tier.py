@@ -335,8 +335,12 @@ class ObjectColdTier:
             self._ask_for_upload(owned)
             wait_s = left_s if self._is_threaded else min(_POLL_S, left_s or _POLL_S)
             with self._cycle_ended:
-                if owned.cycles == cycles or owned.problem:
+                if self._is_uploading(owned) and (owned.cycles == cycles or owned.problem):
                     self._clock.wait(self._cycle_ended, wait_s)
+
+    def _is_uploading(self, owned: OwnedTopic) -> bool:
+        """Return whether another cycle of *owned* can end. If not, waiting for one would last forever."""
+        return owned.uploader is not None and not self._is_closing and self._died is None
 
     def _is_uploaded(self, owned: OwnedTopic, offset: int) -> bool:
         uploader, wal = owned.uploader, owned.wal
@@ -575,6 +579,8 @@ class ObjectColdTier:
         for worker in self._workers:
             # It may be in a request that never returns: its later calls are refused everywhere.
             worker.stop(_ABANDON_S if self._has_unfinished else None)
+        for owned in self._every():  # after a close without a hand-over
+            self._end_cycle(owned)
         with self._guard:
             self._owned.clear()
         self._objects.close()
