@@ -79,6 +79,11 @@ def pytest_configure(config: pytest.Config) -> None:
         Settings.__init__.__defaults__ = tuple(defaults.values())  # type: ignore[attr-defined]
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Start two processes per core for `-n auto`: half of the time, tests wait for other processes and for syncs."""
+    return 2 * (os.cpu_count() or 1)
+
+
 _MAY_FORK = ("kill", "soak", "strace")
 """Lanes that run alone, in a process in which no other test ran."""
 _FORK: Callable[[], int] | None = getattr(os, "fork", None)
