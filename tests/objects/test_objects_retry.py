@@ -79,8 +79,8 @@ def test_permanent_failures_are_raised(operation):
 
 
 @pytest.mark.parametrize("operation", ["put", "copy"])
-def test_a_lost_answer_to_if_absent_is_recognised(operation):
-    """The first attempt wrote the object, and the second one recognises it."""
+def test_a_lost_answer_to_if_absent_is_recognized(operation):
+    """The first attempt wrote the object, and the second one recognizes it."""
     rig = Rig()
     rig.faults.fail_on(operation, how="lose_answer")
     calls = {

@@ -73,7 +73,7 @@ def test_the_receiver_is_described(tmp_path, capsys, monkeypatch):
     (receiver,) = describe(load_pipeline(text, source="p.yaml", values={})[0])["receivers"]
 
     assert (receiver["qwp"], receiver["speaks"], receiver["ack"]) == ("127.0.0.1:4", "QWP", "logged")
-    assert (receiver["recognises_repeats_for_s"], receiver["recognises_at_most_bytes"]) == (None, 10 << 30)
+    assert (receiver["recognizes_repeats_for_s"], receiver["recognizes_at_most_bytes"]) == (None, 10 << 30)
     file = tmp_path / "p.yaml"
     file.write_text(text)
     monkeypatch.setattr("sys.argv", ["quiver", "run", "--check", str(file)])

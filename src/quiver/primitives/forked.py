@@ -40,8 +40,8 @@ def refuse_in_children(thing: object, what: str, *, silent: tuple[str, ...] = ("
 def _turn() -> None:
     for thing, (what, silent, pid) in list(_named.items()):
         reason = (
-            f"{what} was opened by process {pid}, from which this one was forked: it is that one's alone; "
-            "fork first and open afterwards, or hand what you have to that process"
+            f"{what} was opened by process {pid}, from which this one was forked, and only that process can "
+            "use it: fork first and open afterwards, or send the data to that process"
         )
         object.__setattr__(thing, "__class__", _refusing(type(thing), reason, silent))
     _named.clear()

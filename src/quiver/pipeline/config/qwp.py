@@ -90,8 +90,8 @@ class QwpReceiverConfig(ReceiverConfig):
             "ack": settings.ack,
             "stores": "tables by name, in slot 50",
             "request_at_most_bytes": settings.max_request_bytes,
-            "recognises_repeats_for_s": settings.dedupe_window_s or None,
-            "recognises_at_most_bytes": settings.dedupe_bytes_max if settings.dedupe_window_s != 0 else None,
+            "recognizes_repeats_for_s": settings.dedupe_window_s or None,
+            "recognizes_at_most_bytes": settings.dedupe_bytes_max if settings.dedupe_window_s != 0 else None,
             "of_several_cores": "the first listens" if self.listening_cores == "first" else "all listen",
         }
 

@@ -361,7 +361,7 @@ class OtlpReceiverConfig(ReceiverConfig):
             "stores": "OTAP tables" if settings.otlp_handling == "convert_to_arrow" else "requests as received",
             "request_at_most_bytes": settings.max_request_bytes,
             "waiting_at_most": settings.requests_waiting_max,
-            "recognises_repeats_for_s": settings.dedupe_window_s or None,
+            "recognizes_repeats_for_s": settings.dedupe_window_s or None,
         }
 
     @property

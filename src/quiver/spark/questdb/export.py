@@ -37,7 +37,7 @@ class QuestdbExporter:
         self._settings = settings
 
     def has(self, batch: BatchOf) -> bool:  # noqa: ARG002 - the slots know, per table
-        """Return False: the slots recognise a repeated batch."""
+        """Return False: the slots recognize a repeated batch."""
         return False
 
     def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:  # noqa: ARG002

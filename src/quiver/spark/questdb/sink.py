@@ -3,7 +3,7 @@ The Spark sink `questdb`: each partition is sent through store and forward, in i
 
 A task writes its rows to the slot and syncs it. Then they are safe, whether the server is reachable or not. The next
 task of the partition, or any other sender that drains the slot, sends the rows that the server has not confirmed. A
-batch that Spark repeats is recognised by query, batch and contents, as long as its tasks find the same slots.
+batch that Spark repeats is recognized by query, batch and contents, as long as its tasks find the same slots.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class QuestdbStreamWriter(DataSourceStreamArrowWriter):
         """Do nothing: the rows are in slots."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Do nothing: sent rows are recognised when the batch is repeated."""
+        """Do nothing: sent rows are recognized when the batch is repeated."""
 
 
 def _digits(writer: str) -> str:
