@@ -79,7 +79,7 @@ def test_several_cores_are_read(made_cores):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--listen", "0.0.0.0:0"], "it needs tls and auth"),
+        (["--listen", "0.0.0.0:0"], "--tls-cert and --tls-key, and --token-file"),
         (["--listen", "here"], "is not host:port"),
         (["--ack", "maybe"], "not synced or logged"),
         (["--tls-cert", "a.pem"], "both --tls-cert and --tls-key"),

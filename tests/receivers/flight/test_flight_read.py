@@ -102,6 +102,7 @@ INVALID = {
     "both": (b'{"slot": "logs", "view": "logs"}', "give one of"),
     "a misspelt key": (b'{"slto": "logs"}', "do you mean slot?"),
     "a key of another call": (b'{"slot": "logs", "subscriber": "s"}', "does not use subscriber"),
+    "a topic of a server without topics": (b'{"topic": "default/orders"}', "start it with --topics DIR"),
     "an unknown slot": (b'{"slot": "log"}', "no slot named 'log'"),
     "an unknown column": (b'{"slot": "logs", "columns": ["no"]}', "no column 'no'"),
     "columns as text": (b'{"slot": "logs", "columns": "id"}', "must be a list"),

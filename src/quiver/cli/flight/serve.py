@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.errors import UsageError
+from quiver.errors import SettingsError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +65,7 @@ def serve(
     from quiver.receivers.flight.settings import FlightSettings  # noqa: PLC0415
 
     security = _security(tls_cert, tls_key, client_ca, token_file, user_file, insecure=insecure)
+    _check_address(listen, security)
     settings = FlightSettings(listening_addr=listen, ack=ack, security=security)  # type: ignore[arg-type] # checked
     if not directories and not topics:
         raise UsageError("name a directory of a store, or with --topics one of topics")
@@ -108,6 +109,26 @@ def _security(
             token_file=None if tokens is None else str(tokens), user_file=None if users is None else str(users)
         )
     return SecuritySettings(tls, auth, insecure)
+
+
+def _check_address(address: str, security: SecuritySettings) -> None:
+    """Refuse a public address without protection, with the names of the options instead of those of the settings."""
+    from quiver.receivers.security import is_loopback  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.receivers.settings import split_address  # noqa: PLC0415
+
+    try:
+        host, _ = split_address(address)
+    except SettingsError as error:
+        raise UsageError(str(error).replace("listening_addr", "--listen", 1)) from None
+    if is_loopback(host) or security.insecure or not security.missing():
+        return
+    lacks = ["--tls-cert and --tls-key"] if security.tls is None else []
+    if security.auth is None:
+        lacks.append("--token-file, --user-file or --client-ca")
+    raise UsageError(
+        f"--listen: others can reach {host}, so it needs {', and '.join(lacks)}; listen on 127.0.0.1, or add "
+        "--insecure on a trusted network"
+    )
 
 
 def _assignment(text: str) -> tuple[str, str]:

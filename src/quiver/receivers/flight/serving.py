@@ -47,7 +47,10 @@ class ServedByName:
                 )
             return found
         kind = ServedStore if command.topic is None else ServedTopics
-        meant = [one for one in self if isinstance(one, kind)] or list(self)
+        meant = [one for one in self if isinstance(one, kind)]
+        if not meant and command.topic is not None:
+            raise UsageError("this server has no topics: start it with --topics DIR")
+        meant = meant or list(self)
         if len(meant) > 1:
             raise UsageError(f"the command needs a store: one of {', '.join(one.name for one in meant)}")
         return meant[0]
