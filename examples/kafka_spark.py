@@ -3,8 +3,9 @@ Read the log records that `kafka-export.yaml` wrote to Kafka into a store: each 
 
     python examples/kafka_spark.py quiver-data/buffer 127.0.0.1:9092 from-kafka/ checkpoint/
 
-The first argument is a store of log records: its view has the columns. The third one is the store to write.
-A second run continues after the messages of the first.
+The first argument is a store of log records: its view has the columns. The third one is the store to write. A fifth one
+names the connector, which must have the version of the installed PySpark. A second run continues after the messages of
+the first.
 """
 
 import sys

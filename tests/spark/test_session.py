@@ -95,18 +95,21 @@ def test_properties_reach_the_jvm_in_a_private_file(tmp_path):
 
 @pytest.mark.spark
 def test_a_session_that_does_not_start_is_one_sentence(tmp_path):
-    """And leaves no temporary files."""
+    """And leaves no temporary files. Java itself prints why it ends, such as a package with an invalid name."""
     script = (
         "import sys, quiver.spark\n"
         "from quiver.errors import QuiverError\n"
-        "try:\n"
-        "    quiver.spark.session(master='local[x]', temp_dir=sys.argv[1])\n"
-        "except QuiverError as error:\n"
-        "    print(error)\n"
+        "for options in ({'config': {'spark.jars.packages': 'kafka'}}, {'master': 'local[x]'}):\n"
+        "    try:\n"
+        "        quiver.spark.session(**options, temp_dir=sys.argv[1])\n"
+        "    except QuiverError as error:\n"
+        "        print(error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=150, check=False
     )
-    assert "Spark does not start with master local[x]: SparkException: " in done.stdout, done.stderr
-    assert len(done.stdout.splitlines()) == 1
+    ended, refused = done.stdout.splitlines()
+    assert ended.startswith("Spark does not start with master local[2]: Java ended while it started; the lines"), ended
+    assert "Maven Coordinates must be in the form" in done.stderr
+    assert refused.startswith("Spark does not start with master local[x]: SparkException: "), done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -31,6 +31,9 @@ __all__ = ["has_stopped", "session"]
 _AT_START = ("spark.jars.packages", "spark.jars.ivy", "spark.jars.ivySettings", "spark.jars.repositories")
 """Properties that have an effect only when the JVM starts."""
 
+_JAVA_ENDED = "JAVA_GATEWAY_EXITED"
+"""PySpark's name for it. The error itself has no reason, such as a package that cannot be resolved."""
+
 
 @renamed_keyword("scratch", "temp_dir")
 def session(
@@ -114,7 +117,10 @@ def _started(app_name: str, given: Mapping[str, str], place: Path, *, quick_star
         try:
             return builder.getOrCreate()
         except (Py4JError, PySparkException) as error:
-            raise QuiverError(f"Spark does not start with master {master}: {describe_error(error)}") from error
+            reason = describe_error(error)
+            if _JAVA_ENDED in reason:
+                reason = "Java ended while it started; the lines that it printed before this one give the reason"
+            raise QuiverError(f"Spark does not start with master {master}: {reason}") from error
 
 
 def has_stopped(spark: SparkSession) -> bool:
