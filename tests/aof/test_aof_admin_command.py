@@ -62,7 +62,7 @@ def test_upload_uploads_segments_without_an_object(tmp_path):
     assert [(one["log"], one["uploaded"]) for one in rows] == [("orders", 0), ("trades", 1)]
     assert "not read" not in run("verify", root, "--objects", cold)
     assert "2 segments" not in run("restore", tmp_path / "new", "--objects", cold)
-    assert run("verify", tmp_path / "new", "--objects", cold).count("intact, 1 records") == 2
+    assert run("verify", tmp_path / "new", "--objects", cold).count("intact, 1 record\n") == 2
 
 
 def test_a_damaged_segment_is_not_uploaded(tmp_path):

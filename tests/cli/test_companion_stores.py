@@ -75,7 +75,7 @@ def test_dead_letters_of_companion_buffers_are_listed_and_dropped(directory, cal
     assert letter["directory"].startswith(f"{directory}.staged-out")
     assert "buffer.staged-out" in call("dead-letters", "list", directory).output
     assert json.loads(call("dead-letters", "show", directory, "out", "--json").output)[0]["bundle"] == "2:0"
-    assert "1 dead letters dropped" in call("dead-letters", "drop", directory, "out").output
+    assert "1 dead letter dropped" in call("dead-letters", "drop", directory, "out").output
     assert json.loads(call("dead-letters", "list", f"{directory}.staged-out", "--json").output) == []
 
 

@@ -157,7 +157,14 @@ def test_doctor_prints_its_verdict_and_leaves_nothing(tmp_path, call):
     assert [one["samples"] for one in found["latencies"]] == [3, 3, 1]
     assert all(one["worst_s"] >= one["median_s"] >= 0 for one in found["latencies"])
     assert found["free_bytes"] > 0
-    assert {one["subject"] for one in found["remarks"]} >= {"file system", "sync", "room", "locks", "mapping", "links"}
+    assert {one["subject"] for one in found["remarks"]} >= {
+        "file system",
+        "sync",
+        "free space",
+        "locks",
+        "mapping",
+        "links",
+    }
     assert found["survives"][0] == {
         "call": "ingest(durable=True)",
         "process_dies": "nothing is lost",

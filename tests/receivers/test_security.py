@@ -244,6 +244,13 @@ def test_files_other_than_a_certificate_and_its_key_are_refused(
     assert isinstance(server_context(TlsSettings(cert, key, str(authority.cert)), events), ssl.SSLContext)
 
 
+def test_a_certificate_that_is_not_pem_is_named(tmp_path, server_files, events):
+    """OpenSSL gives no reason for such a file."""
+    (tmp_path / "cert.pem").write_text("garbage")
+    with pytest.raises(SettingsError, match=r"cert\.pem and .*: (?!None)\w+"):
+        server_context(TlsSettings(str(tmp_path / "cert.pem"), str(server_files[1])), events)
+
+
 def handshake(context: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
     """Return the server's certificate that the client received."""
     pipes = [ssl.MemoryBIO() for _ in range(4)]

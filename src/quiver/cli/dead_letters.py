@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, counted, human_age, human_bytes, print_json, print_table
 from quiver.errors import UsageError
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ def _drop(found: _Found, *, as_json: bool) -> None:
     if as_json:
         print_json({"dropped": dropped})
     else:
-        typer.echo(f"{dropped:,} dead letters dropped")
+        typer.echo(f"{counted(dropped, 'dead letter')} dropped")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, human_bytes, print_json
+from quiver.cli.console.output import JsonFlag, counted, human_bytes, print_json
 from quiver.errors import UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def export(
     if as_json:
         print_json({"path": done.path, "rows": done.rows, "size_bytes": done.size_bytes, "problems": problems})
     else:
-        typer.echo(f"{done.path}: {done.rows:,} rows, {human_bytes(done.size_bytes)}")
+        typer.echo(f"{done.path}: {counted(done.rows, 'row')}, {human_bytes(done.size_bytes)}")
         for problem in problems:
             typer.echo(f"left out: {problem}", err=True)
     if problems:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, counted, human_age, human_bytes, print_json, print_table
 from quiver.errors import UnknownSubscriberError, UsageError
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _drop(roots: Sequence[str], subscriber: str) -> list[dict[str, Any]]:
     done: list[dict[str, Any]] = []
     for root in roots:
         pending = drop(REAL_FILES, root, subscriber)
-        undelivered = "an unknown number of bundles" if pending is None else f"{pending:,} bundles"
+        undelivered = "an unknown number of bundles" if pending is None else counted(pending, "bundle")
         text = f"{subscriber} was dropped; {undelivered} had not been delivered to it"
         done.append({"directory": root, "subscriber": subscriber, "dropped_bundles": pending, "done": text})
     return done

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, exit_of_verify, print_json, print_table
+from quiver.cli.console.output import JsonFlag, counted, exit_of_verify, print_json, print_table
 from quiver.cli.console.paths import pipeline_given
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
 
@@ -111,5 +111,5 @@ def _sentence(directory: Path, reports: list[StoreReport], missed: list[str]) ->
     more = "".join(
         f", {count:,} {what}" for count, what in ((staged, "staged"), (dead_letters, "dead letters")) if count
     )
-    inside = f"{sealed:,} bundles in segments, {logged:,} in the log{more}"
-    return f"{directory}: {files} files, {total:,} bytes read; {inside}; {verdict}"
+    inside = f"{counted(sealed, 'bundle')} in segments, {logged:,} in the log{more}"
+    return f"{directory}: {counted(files, 'file')}, {total:,} bytes read; {inside}; {verdict}"

@@ -1,4 +1,4 @@
-"""Certificate files of a client: read, checked, and loaded into an SSL context."""
+"""Certificate files: read, checked, and loaded into an SSL context."""
 
 from __future__ import annotations
 

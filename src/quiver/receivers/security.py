@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from quiver.errors import SettingsError
 from quiver.observe import Observer
+from quiver.primitives.certificates import show_certificate
 
 __all__ = [
     "AuthSettings",
@@ -271,13 +272,7 @@ def _certificates(tls: TlsSettings, protocols: Sequence[str]) -> Certificates:
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     if protocols:
         context.set_alpn_protocols(list(protocols))
-    try:
-        # Without a password callback, OpenSSL would prompt on the terminal.
-        context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: "")
-    except (ssl.SSLError, OSError) as error:
-        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-        where = f"tls.cert_file, tls.key_file: {tls.cert_file} and {tls.key_file}"
-        raise SettingsError(f"{where} are not a certificate and its unencrypted key: {reason}") from error
+    show_certificate(context, tls.cert_file, tls.key_file, where="tls.")
     client_ca = None
     if tls.client_ca_file is not None:
         client_ca = _file_bytes(tls.client_ca_file, "tls.client_ca_file")

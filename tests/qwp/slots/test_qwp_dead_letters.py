@@ -518,7 +518,7 @@ def test_replay_reports_the_results(sf_dir):
     """It exits with 1 if letters are left."""
     with QwpServer(refuse_odd) as server:
         conf = f"ws::addr={server.address};{QUICK}"
-        assert "1 dead letters accepted, 0 refused again" in run(sf_dir, "replay", 0, "--conf", conf)
+        assert "1 dead letter accepted, 0 refused again" in run(sf_dir, "replay", 0, "--conf", conf)
         done = run(sf_dir, "replay", "--conf", conf, "--json", code=1)
         assert (done["taken"], [one["frame"] for one in done["refused"]], done["left"]) == (2, [1, 3, 5], 0)
     assert "refused: odd" not in run(sf_dir, "replay", "--conf", f"ws::addr=127.0.0.1:1;{QUICK}", code=1)

@@ -14,7 +14,7 @@ import typer
 from quiver.cli.aof.admin import add_admin_commands
 from quiver.cli.aof.logs import LogName, Logs, checked_logs, one_log
 from quiver.cli.aof.restore import restore
-from quiver.cli.console.output import JsonFlag, exit_of_verify, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, counted, exit_of_verify, human_age, human_bytes, print_json, print_table
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
 from quiver.errors import DataLossError, UsageError
 
@@ -126,7 +126,7 @@ def verify(
         for one in checked:
             verdict = "DAMAGED" if one.damaged else "NOT ALL READ" if one.unread else "intact"
             unread = f", {one.unread_records:,} of them not read" if one.unread_records else ""
-            typer.echo(f"{one.directory}: {verdict}, {one.records:,} records{unread}")
+            typer.echo(f"{one.directory}: {verdict}, {counted(one.records, 'record')}{unread}")
             _print_findings(one.findings)
     exit_of_verify(damaged=any(one.damaged for one in checked), unread=any(one.unread for one in checked))
 

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["JsonFlag", "exit_of_verify", "human_age", "human_bytes", "print_json", "print_table"]
+__all__ = ["JsonFlag", "counted", "exit_of_verify", "human_age", "human_bytes", "print_json", "print_table"]
 
 PLAIN_WIDTH = 200
 _UNREAD = 3
@@ -57,6 +57,11 @@ def _cell(value: Any) -> str:
 def _literal(text: str) -> str:
     # A path may have brackets, which rich would interpret as markup.
     return text.replace("[", "\\[")
+
+
+def counted(count: int, singular: str) -> str:
+    """Return ``1 bundle``, or ``2,000 bundles`` for 2000."""
+    return f"{count:,} {singular}" if count == 1 else f"{count:,} {singular}s"
 
 
 def human_bytes(count: int) -> str:

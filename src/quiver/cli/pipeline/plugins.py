@@ -27,7 +27,7 @@ def plugins(as_json: JsonFlag = False) -> None:
         {
             "plugin": plugin.urn,
             "kind": plugin.kind,
-            "purpose": first_sentence(plugin.model),
+            "purpose": first_sentence(plugin.model).replace("``", "`"),
             "runs_in": "spark" if runs_on_spark(plugin) else "ingest",
             "missing": missing_extras(plugin),
             "also": spellings(plugin)[1:],

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, counted, human_age, human_bytes, print_json, print_table
 from quiver.cli.qwp.slots import NoServerReporter, names_of_slots
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import UsageError
@@ -159,7 +159,7 @@ def _clear(directory: str, found: _Found, *, is_all: bool, as_json: bool) -> Non
     if as_json:
         print_json({"removed": removed})
     else:
-        typer.echo(f"{removed:,} dead letters removed")
+        typer.echo(f"{counted(removed, 'dead letter')} removed")
 
 
 def _replay(directory: str, dead_letters: list[StoredDeadLetter], conf: str | None, *, as_json: bool) -> None:
@@ -174,7 +174,8 @@ def _replay(directory: str, dead_letters: list[StoredDeadLetter], conf: str | No
         halted = None if done.halted is None else str(done.halted)
         print_json({"taken": done.taken, "refused": refused, "left": done.left, "halted": halted})
     else:
-        typer.echo(f"{done.taken:,} dead letters accepted, {len(done.refused):,} refused again, {done.left:,} not sent")
+        accepted = counted(done.taken, "dead letter")
+        typer.echo(f"{accepted} accepted, {len(done.refused):,} refused again, {done.left:,} not sent")
         for one in done.refused:
             typer.echo(f"frame {one.fsn}: {one.reason}")
         if done.halted is not None:
@@ -220,12 +221,12 @@ def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, a
     for path, group in files.items():
         schema = pa.schema(list(group.fields.items()))
         done = export(REAL_FILES, str(path), "parquet", schema, (cast_to_schema(one, schema) for one in group.batches))
-        written.append({"path": done.path, "rows": done.rows, "size_bytes": done.size_bytes})
+        written.append(done)
     if as_json:
-        print_json(written)
+        print_json([{"path": one.path, "rows": one.rows, "size_bytes": one.size_bytes} for one in written])
         return
     for one in written:
-        typer.echo(f"{one['path']}: {one['rows']:,} rows")
+        typer.echo(f"{one.path}: {counted(one.rows, 'row')}")
     if not written:
         typer.echo("nothing to export")
 

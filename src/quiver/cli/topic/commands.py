@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, exit_of_verify, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, counted, exit_of_verify, human_bytes, print_json, print_table
 from quiver.cli.object_store import MetadataOptions, ObjectOptions, ObjectsUrl
 from quiver.cli.topic.admin import add_admin_commands
 from quiver.cli.topic.objects import (
@@ -139,7 +139,7 @@ def verify(
         for one in checked:
             messages = sum(file.messages for file in one.files)
             verdict = "DAMAGED" if one.damaged else "NOT ALL READ" if one.unread else "intact"
-            typer.echo(f"{one.directory}: {verdict}, {messages:,} messages in files")
+            typer.echo(f"{one.directory}: {verdict}, {counted(messages, 'message')} in files")
             _print_findings(one)
     exit_of_verify(damaged=any(one.damaged for one in checked), unread=any(one.unread for one in checked))
 
@@ -301,7 +301,8 @@ def produce(
     if as_json:
         print_json({"topic": topic, "offsets": found})
     else:
-        typer.echo(f"{topic}: {len(found)} messages" + (f", offsets {found[0]} to {found[-1]}" if found else ""))
+        offsets = f", offsets {found[0]} to {found[-1]}" if len(found) > 1 else f", offset {found[0]}" if found else ""
+        typer.echo(f"{topic}: {counted(len(found), 'message')}{offsets}")
 
 
 def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:

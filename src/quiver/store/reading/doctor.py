@@ -190,7 +190,7 @@ def _latencies(
     names: list[float] = []
     file = fs.create_or_truncate(path)
     try:
-        for what, seconds in (("sync of an appended block", appends), ("sync of a block that was there", rewrites)):
+        for what, seconds in (("sync of an appended block", appends), ("sync of an overwritten block", rewrites)):
             for at in range(samples):
                 on_progress(what)
                 started = clock.monotonic()
@@ -208,7 +208,7 @@ def _latencies(
         names.append(clock.monotonic() - started)
     return [
         _latency("sync of an appended 4 KiB", appends),
-        _latency("sync of 4 KiB that were there", rewrites),
+        _latency("sync of an overwritten 4 KiB", rewrites),
         _latency("sync of a new name", names),
     ]
 
@@ -246,8 +246,10 @@ def _on_sync(latency: Latency, kind: str | None) -> Remark:
 def _on_room(free: int) -> Remark:
     shown = f"{free / 1024**3:,.1f} GiB free"
     if free < _ROOM_BYTES:
-        return Remark("room", "watch", f"{shown}: set retention.size_cap below that, or a full disk will stop ingest")
-    return Remark("room", "good", shown)
+        return Remark(
+            "free space", "watch", f"{shown}: set retention.size_cap below that, or a full disk will stop ingest"
+        )
+    return Remark("free space", "good", shown)
 
 
 def _on_kernel() -> Remark:
