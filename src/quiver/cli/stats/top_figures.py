@@ -430,12 +430,12 @@ def showing(now: PipelineSnapshot, before: PipelineSnapshot | None) -> Showing:
     flows = tuple(_flows(now, before))
     rates = {flow.of: flow.per_second for flow in flows if flow.what == "acknowledged" and flow.per_second is not None}
     disk = {
-        "bytes": now.total("quiver_core_bytes") or float(now.disk_bytes),
+        "bytes": int(now.total("quiver_core_bytes") or now.disk_bytes),
         "of_the_cap": max(now.values("quiver_core_cap_fraction"), default=None),
-        "log_bytes": now.total("quiver_wal_bytes"),
-        "open_bytes": now.total("quiver_segment_open_bytes"),
-        "segments": now.total("quiver_segment_files"),
-        "quarantined": now.total("quiver_quarantine_files"),
+        "log_bytes": _whole(now.total("quiver_wal_bytes")),
+        "open_bytes": _whole(now.total("quiver_segment_open_bytes")),
+        "segments": _whole(now.total("quiver_segment_files")),
+        "quarantined": _whole(now.total("quiver_quarantine_files")),
     }
     return Showing(
         now.nodes,
@@ -450,6 +450,10 @@ def showing(now: PipelineSnapshot, before: PipelineSnapshot | None) -> Showing:
         now.dead_letters,
         _received(now, before),
     )
+
+
+def _whole(amount: float | None) -> int | None:
+    return None if amount is None else int(amount)
 
 
 def _received(now: PipelineSnapshot, before: PipelineSnapshot | None) -> dict[str, Received]:
