@@ -60,6 +60,7 @@ def test_top_shows_processes_flows_lag_and_disk(served, call):
     assert flows["acknowledged", "lake"] == 2
     assert flows["segments sealed", ""] == 1
     assert found["disk"]["segments"] == 1
+    assert isinstance(found["disk"]["segments"], int)
     assert found["problem"] == ""
 
     shown = call("top", directory, "--endpoint", address, "--count", "1")

@@ -120,7 +120,7 @@ def lost_dead_letters(buffers: Sequence[BufferPlace]) -> list[Count]:
 
 def undelivered(buffers: Sequence[BufferPlace]) -> list[Count]:
     """
-    Return each subscriber that retains data and is belongs neither to an exporter of its buffer nor to its fleet: its
+    Return each subscriber that retains data and belongs neither to an exporter of its buffer nor to its fleet: its
     name, the number of bundles, the directory.
 
     It may be another program. Or an exporter was renamed: then nothing reads for the old name, and the buffer fills up.
