@@ -10,6 +10,7 @@ run on any machine. The Python of every executor must be able to import the pack
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -30,7 +31,8 @@ def main() -> None:
     services = logs.selectExpr("resource_attributes['service.name'].string_value AS service").groupBy("service").count()
     for service, count in sorted(map(tuple, services.collect())):
         print(f"service {service}: {count} records")
-    print(f"exported {spark.read.parquet(f'{output}/logs').count()} log records")
+    table = Path(output, "logs")  # there is none before the first log records
+    print(f"exported {spark.read.parquet(str(table)).count() if table.exists() else 0} log records")
     spark.stop()
 
 

@@ -67,8 +67,8 @@ IMPURE_PARTS = (
 
 STORES = ("store", "topics", "aof", "qwp")
 BELOW_STORES = frozenset({
-    "bundle", "clock", "errors", "html_tables", "instant", "invariant", "lazy_names", "metadata", "objects", "observe",
-    "option_values", "otap", "primitives", "settings", "slots",
+    "bundle", "clock", "counted", "errors", "html_tables", "instant", "invariant", "lazy_names", "metadata", "objects",
+    "observe", "option_values", "otap", "primitives", "settings", "slots",
 })  # fmt: skip
 BELOW_PRIMITIVES = frozenset({"clock", "errors", "invariant", "observe", "primitives"})
 

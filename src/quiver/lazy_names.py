@@ -8,12 +8,13 @@ imports nothing: type checkers see its names below ``TYPE_CHECKING``, and at run
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["lazy_names", "renamed_keyword", "warn_renamed"]
+__all__ = ["lazy_names", "naming_extra", "renamed_keyword", "warn_renamed"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -43,6 +44,17 @@ def renamed_keyword(former: str, name: str) -> Callable[[Callable[_P, _R]], Call
         return call
 
     return decorate
+
+
+@contextmanager
+def naming_extra(what: str, extra: str | None) -> Iterator[None]:
+    """Add to the error of a missing package which *extra* to install for *what*; without *extra*, add nothing."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if extra is not None:
+            missing.add_note(f'{what} needs an extra; run: pip install "arrow-quiver[{extra}]"')
+        raise
 
 
 def lazy_names(
@@ -76,12 +88,8 @@ def lazy_names(
             return find(former[name])
         if name in places:
             module, inside = places[name]
-            try:
+            with naming_extra(package, extra):
                 found = getattr(import_module(module), inside)
-            except ModuleNotFoundError as missing:
-                if extra is not None:
-                    missing.add_note(f'{package} needs an extra; run: pip install "arrow-quiver[{extra}]"')
-                raise
             setattr(sys.modules[package], name, found)
             return found
         if not name.startswith("_"):

@@ -43,7 +43,7 @@ def test_moving_forward_skips_and_records_bundles(store_dir, segments, call):
     last = max(segments)
     between = sum(segments.values()) - segments[last] - 5
     shown = call("subscribers", store_dir, "rewind", "fast", "--to", last)
-    assert f"fast continues at segment {last}; {between} bundles are skipped" in shown.output.replace("\n", "")
+    assert f"fast continues at segment {last} and skips {between} bundles" in shown.output.replace("\n", "")
     got = bundles_of(store_dir, "fast")
     assert {ref.segment for ref, _ in got} == {last}
     assert len(got) == segments[last]

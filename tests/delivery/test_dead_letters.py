@@ -121,7 +121,7 @@ def test_dead_letters_are_dropped_while_the_exporter_runs(tmp_path):
     """Sealed ones; others a moment later. The exporter frees the disk and continues."""
     dead_letters = DeadLetters(str(tmp_path), "out", background=False)
     fill(dead_letters, 1)
-    with pytest.raises(BundleUnavailableError, match="1 dead letters"):
+    with pytest.raises(BundleUnavailableError, match="not sealed yet: 1 dead letter in"):
         drop(REAL_FILES, root=str(tmp_path))
     dead_letters._store.seal()
     fill(dead_letters, 2)

@@ -143,6 +143,17 @@ def test_repeated_refusals_are_logged_once_a_minute():
     assert rig.counted(outcome="refused") == 180
 
 
+def test_a_request_that_is_sent_again_is_logged_from_the_first_one_on():
+    """With little traffic, it takes long until the destination counts as down."""
+    rig = Rig(otlp_bundle(b"a"), answer=lambda *_: LATER)
+    reports = []
+    rig.observer.event = lambda name, **attributes: reports.append((name, attributes["reason"], attributes["message"]))
+
+    rig.run()
+
+    assert reports == [("quiver.exporter.retry", LATER.reason, LATER.message)]
+
+
 def test_partial_success_counts_rejected_items():
     """It is confirmed: by the specification it must not be sent again."""
     rig = Rig(otlp_bundle(b"a"), answer=lambda *_: Reply("confirmed", "PARTIAL_SUCCESS", "why", rejected_items=7))

@@ -163,7 +163,7 @@ def test_every_topic_command(secure_etcd: SecureEtcd, tmp_path, monkeypatch):
     run("verify", root, *place)
     run("repair", root, *place)
     assert json.loads(run("tail", root, TOPIC, "--json", *place))["payload"] == "one"
-    run("rebuild-catalogue", str(tmp_path / "cold"), *metadata)
+    run("rebuild-catalog", str(tmp_path / "cold"), *metadata)
 
 
 # ── without one ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -80,4 +80,4 @@ def test_lost_dead_letters_are_counted_at_the_end(tmp_path, is_closed):
         messages = []
         _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, messages.append).report_remaining()
         dead_letters.close()
-    assert messages == [f"out: 2 dead letters were in {directory}, which is in memory, and are lost"]
+    assert messages == [f"out: 2 dead letters left in {directory}, lost: it was in memory"]

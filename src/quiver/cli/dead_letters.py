@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quiver.cli.console.output import JsonFlag, counted, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.counted import counted
 from quiver.errors import UsageError
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def _find(directory: str, exporter: str | None, bundles: list[str] | None) -> _L
                     listing.quarantined += [f"{folder}/{file}" for file in REAL_FILES.list_dir(folder)]
     missing = [str(ref) for ref in refs if all(ref != letter.ref for _, _, letter in listing.dead_letters)]
     if missing:
-        damaged = f"; {len(listing.damage)} files of its dead letters are damaged" if listing.damage else ""
+        damaged = f"; damaged: {counted(len(listing.damage), 'file')} of its dead letters" if listing.damage else ""
         raise UsageError(f"{exporter} has no dead letter {', '.join(missing)}{damaged}")
     return listing
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, counted, human_bytes, print_json
+from quiver.cli.console.output import JsonFlag, human_bytes, print_json
+from quiver.counted import counted
 from quiver.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quiver.cli.console.output import JsonFlag, print_json, print_table
+from quiver.counted import counted
 
 if TYPE_CHECKING:
     from quiver.store.offline.repair import RepairReport
@@ -68,6 +69,6 @@ def _say(report: RepairReport) -> None:
     if report.dry_run:
         verdict = "nothing was changed"
     else:
-        verdict = f"{len(damaged)} files are still damaged" if damaged else "nothing is damaged"
-    things = "1 thing" if len(report.repairs) == 1 else f"{len(report.repairs)} things"
+        verdict = f"still damaged: {counted(len(damaged), 'file')}" if damaged else "nothing is damaged"
+    things = counted(len(report.repairs), "thing") if report.repairs else "nothing"
     typer.echo(f"{report.root}: {things} to repair; {verdict}")

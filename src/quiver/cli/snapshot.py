@@ -11,6 +11,7 @@ from quiver.cli.cold_restore import Cold, DryRun, Stores, restore_cold
 from quiver.cli.console.output import JsonFlag, human_bytes, print_json
 from quiver.cli.console.paths import pipeline_given
 from quiver.cli.object_store import ObjectOptions
+from quiver.counted import counted
 from quiver.errors import UsageError
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _say(done: Copied, *, as_json: bool) -> None:
         )
     else:
         linked = f", {human_bytes(done.linked_bytes)} of them shared" if done.linked_bytes else ""
-        typer.echo(f"{done.path}: {done.files} files, {human_bytes(done.size_bytes)}{linked}")
+        typer.echo(f"{done.path}: {counted(done.files, 'file')}, {human_bytes(done.size_bytes)}{linked}")
         for remark in done.remarks:
             typer.echo(remark)
         for note in done.notes:

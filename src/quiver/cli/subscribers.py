@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, counted, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.counted import counted
 from quiver.errors import UnknownSubscriberError, UsageError
 
 if TYPE_CHECKING:
@@ -182,11 +183,12 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
         rewound = rewind(REAL_FILES, root, subscriber, start)
         where = f"bundle {rewound.index} of segment" if rewound.index else "segment"
         where = f"{where} {rewound.segment}"
-        text = f"{subscriber} continues at {where}; {rewound.bundles_again:,} bundles are delivered again"
+        text = f"{subscriber} continues at {where} and gets {counted(rewound.bundles_again, 'bundle')} again"
         if rewound.bundles_skipped:
             _forget_retries(root, subscriber, rewound)
             ledger = f"{root}/{skip_ledger_name(subscriber)}"
-            text = f"{subscriber} continues at {where}; {rewound.bundles_skipped:,} bundles are skipped, see {ledger}"
+            skipped = counted(rewound.bundles_skipped, "bundle")
+            text = f"{subscriber} continues at {where} and skips {skipped}, see {ledger}"
         done.append(
             {
                 "directory": root,

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, counted, exit_of_verify, print_json, print_table
+from quiver.cli.console.output import JsonFlag, exit_of_verify, print_json, print_table
 from quiver.cli.console.paths import pipeline_given
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
+from quiver.counted import counted
 
 if TYPE_CHECKING:
     from quiver.cli.describers import VerifySources

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from quiver.bundle import OTAP, SLOT_MAX, Adapter, Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.counted import counted
 from quiver.delivery.policy import Delivered, Outcome
 from quiver.errors import (
     BundleUnavailableError,
@@ -467,7 +468,8 @@ class OpenDeadLetters:
         self._file.save()
         if len(sealed) < len(chosen):
             raise BundleUnavailableError(
-                f"{len(chosen) - len(sealed)} dead letters in {self._path} are not sealed yet: try again in a second"
+                f"not sealed yet: {counted(len(chosen) - len(sealed), 'dead letter')} in {self._path}; try again in a "
+                "second"
             )
         return len(dropped)
 

@@ -1,4 +1,4 @@
-"""Metrics and events of an exporter. Every loss is counted; losses for the same reason are logged once a minute."""
+"""Metrics and events of an exporter. Every loss is counted; what has the same reason is logged once a minute."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ExporterCounts:
         self._observer = observer
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
-        self._logged_at_s: dict[str, float] = {}
+        self._logged_at_s: dict[tuple[str, str], float] = {}
         self._last_problem = ""
 
     def requests(self, outcome: str) -> int:
@@ -55,6 +55,8 @@ class ExporterCounts:
             self._count("retried", signal, reply.reason)
             if reply.reason != "CLOSED":  # the sender was closed, which does not count as an attempt
                 self._stats.failed("denied" if reply.is_denied else "unavailable", _joined(reply.reason, reply.message))
+                # With little traffic, it takes long until so many bundles fail that the destination counts as down.
+                self._log("quiver.exporter.retry", reply.reason, signal=signal, message=reply.message)
         elif reply.outcome == "confirmed":
             self._confirmed(signal, request, reply, parts or (request,))
         elif reply.is_too_large:
@@ -114,10 +116,10 @@ class ExporterCounts:
     def _log(self, name: str, reason: str, *, signal: str, message: str) -> None:
         with self._lock:
             now_s = self._clock.monotonic()
-            logged_at_s = self._logged_at_s.get(reason)
+            logged_at_s = self._logged_at_s.get((name, reason))
             if logged_at_s is not None and now_s - logged_at_s < LOG_INTERVAL_S:
                 return
-            self._logged_at_s[reason] = now_s
+            self._logged_at_s[name, reason] = now_s
         self.event(name, reason=reason, signal=signal, message=message)
 
     def event(self, name: str, *, level: int = logging.WARNING, **attributes: str | int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quiver.lazy_names import naming_extra
 from quiver.metadata.etcd import EtcdMetadata
 from quiver.metadata.location import MetadataLocation
 from quiver.metadata.memory import MemoryMetadata
@@ -30,10 +31,12 @@ def open_metadata(
         SettingsError: it is not a metadata store, or an option or certificate file is not valid.
         CorruptionError: the SQLite file is damaged.
         MetadataUnavailableError: the SQLite file cannot be opened.
+        ModuleNotFoundError: the extra `etcd` is not installed, and the location is an etcd.
     """
     location = MetadataLocation.of(location, environment=environment)
     if location.kind == "etcd":
-        return EtcdMetadata(location.endpoints, location.access)
+        with naming_extra("etcd", "etcd"):
+            return EtcdMetadata(location.endpoints, location.access)
     if location.kind == "sqlite":
         return SqliteMetadata(location.path)
     return MemoryMetadata()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AccessDeniedError, ObjectNotFoundError, SettingsError
+from quiver.lazy_names import naming_extra
 from quiver.objects.directory import DirectoryObjects
 from quiver.objects.location import ObjectLocation
 from quiver.objects.memory import MemoryObjects
@@ -55,6 +56,7 @@ def open_objects(
         AccessDeniedError: the credentials do not allow it.
         ObjectsUnavailableError: the store does not answer.
         OSError: the directory cannot be used.
+        ModuleNotFoundError: the extra `objects` is not installed; buckets need it.
     """
     location = ObjectLocation.of(location, environment=environment)
     inner: ObjectTier
@@ -63,7 +65,8 @@ def open_objects(
     elif location.backend == "memory":
         inner = MemoryObjects(clock=clock)
     else:
-        inner = connect(location)
+        with naming_extra(f"a bucket ({location.backend})", "objects"):
+            inner = connect(location)
     tier = RetryingObjects(inner, clock=clock, observer=observer or InMemoryObserver(), tries_max=tries_max)
     if check_access:
         prove(tier, str(location), writable=writable)

@@ -49,6 +49,7 @@ else:
             "quiver.otap.views.schemas": "TYPED_VALUE VIEW_SLOTS VIEWS view_schema",
             "quiver.otap.views.view": "DecodedRequests decode_groups decode_requests view",
         },
+        extra="otlp",
     )
 
 __all__ = [

@@ -48,6 +48,7 @@ else:
             "quiver.qwp.settings": "SenderSettings",
             "quiver.qwp.values": "Char DateMillis Geohash Long256 TimestampMicros TimestampNanos",
         },
+        extra="qwp",
     )
 
 __all__ = [

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.counted import counted
 from quiver.errors import CapacityError, PartialWriteError, SenderHaltedError, StoreClosedError, UsageError
 from quiver.lazy_names import renamed_keyword
 from quiver.observe import InMemoryObserver, Observer
@@ -352,7 +353,7 @@ class Sender(SenderFigures):
             raise full
         self._sync_what_is_kept()  # rows of this call and of earlier ones
         if refused:
-            raise UsageError(f"{len(refused)} rows cannot be sent and were dropped: {refused[0]}")
+            raise UsageError(f"cannot send {counted(len(refused), 'row')}, now dropped: {refused[0]}")
 
     def _sync_what_is_kept(self) -> None:
         if self.settings.durability == "flush":

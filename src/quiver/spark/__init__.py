@@ -70,6 +70,7 @@ else:
             "quiver.spark.spark_session": "session",
             "quiver.spark.table_options": "create_table save_as_table",
         },
+        extra="spark",
     )
 
 __all__ = [

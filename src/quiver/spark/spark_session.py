@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quiver.errors import QuiverError, UsageError
-from quiver.lazy_names import renamed_keyword
+from quiver.lazy_names import naming_extra, renamed_keyword
 from quiver.spark.exporters.spark_errors import describe_error
 from quiver.spark.java import find_java_home
 from quiver.spark.session_properties import read_spark_defaults, session_properties, starting_with, working_python
@@ -63,8 +63,10 @@ def session(
     Raises:
         QuiverError: no Java was found that the installed PySpark runs on, or Spark does not start.
         UsageError: *config* has packages, and the JVM of this process already runs.
+        ModuleNotFoundError: the extra `spark` is not installed.
     """
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - importing quiver.spark stays cheap
+    with naming_extra("quiver.spark", "spark"):
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - importing quiver.spark stays cheap
 
     from quiver.spark.formats import register  # noqa: PLC0415
     from quiver.spark.spark_features import JAVA_MAJOR_MAX  # noqa: PLC0415

@@ -89,7 +89,7 @@ def test_the_file_of_the_newer_structure_runs(tmp_path):
         run.post(http_in, request(0))
         run.post(http_in, request(1))
         output = run.stop()
-    assert f"exporter: 2 bundles remain in {tmp_path}/buffer, for the next start" in output
+    assert f"exporter: 2 bundles left in {tmp_path}/buffer, for the next start" in output
 
     with otlp_server(tmp_path / "far", out), Run(tmp_path, EXAMPLES / "otel-dataflow-v1.yaml", values) as run:
         run.until(lambda: bodies(tmp_path / "far") == records(0, 1))
@@ -115,7 +115,7 @@ def test_a_pipeline_in_memory_delivers_while_it_runs(tmp_path):
         output = run.stop()
 
     assert "There is no persistence node: up to 256 MiB wait in memory" in output
-    assert "otlp_exporter: 1 bundles remain in" in output
+    assert "otlp_exporter: 1 bundle left in" in output
     assert "which is in memory, and are lost" in output
     assert not memory.exists()
 

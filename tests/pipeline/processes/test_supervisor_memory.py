@@ -83,7 +83,7 @@ def test_the_supervisor_never_loads_arrow(tmp_path):
     run = Run(tmp_path, path, (), "--drain", "1s")
     run.argv[1:3] = ["-c", WITHOUT_ARROW]
     with run:
-        assert f"{tmp_path}/buffer keeps 1 bundles for former, which is no exporter here" in run.said
+        assert f"{tmp_path}/buffer keeps 1 bundle for former, which is no exporter here" in run.said
         run.post(port, request(1))
         path.write_text(path.read_text().replace("127.0.0.1:1", "127.0.0.1:2"))
         assert run.reload().startswith("reloaded: ")
@@ -91,7 +91,7 @@ def test_the_supervisor_never_loads_arrow(tmp_path):
         ingest = run.children()["ingest"]["pid"]
         assert mapped(ingest)
         output = run.stop()
-    assert f"out: 2 bundles remain in {tmp_path}/buffer, for the next start" in output
+    assert f"out: 2 bundles left in {tmp_path}/buffer, for the next start" in output
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs the files of Linux in /proc")

@@ -39,15 +39,15 @@ def filled(count: int, *, entries: int = 1) -> FaultMetadata:
 def test_many_objects_with_large_indexes_need_little_memory():
     """Three thousand objects with half a million index entries need about forty bytes per object."""
     store = filled(3000, entries=200)
-    catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC)
+    catalog = ObjectCatalog(store, root=ROOT, topic=TOPIC)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        assert catalogue.next_offset == 3000 * EACH
+        assert catalog.next_offset == 3000 * EACH
         for number in range(0, 3000, 100):
-            span = catalogue.at_or_after(number * EACH + 5)
+            span = catalog.at_or_after(number * EACH + 5)
             assert span is not None
-            assert catalogue.descriptor_of(span) == descriptor(number, entries=200)
+            assert catalog.descriptor_of(span) == descriptor(number, entries=200)
         assert tracemalloc.get_traced_memory()[0] - before < 3000 * 50 + 200_000
     finally:
         tracemalloc.stop()
@@ -56,10 +56,10 @@ def test_many_objects_with_large_indexes_need_little_memory():
 def test_a_range_of_offsets_requests_only_its_descriptors():
     """`get_object_descriptors_range` of the document, including the object in which the range starts."""
     store = filled(3000)
-    catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC)
-    catalogue.refresh()
+    catalog = ObjectCatalog(store, root=ROOT, topic=TOPIC)
+    catalog.refresh()
     before = store.calls["range"]
-    found = list(catalogue.between(1_500_500, 1_503_001))
+    found = list(catalog.between(1_500_500, 1_503_001))
     assert found == [descriptor(number) for number in range(1500, 1504)]
     assert store.calls["range"] - before == 1
     assert list(ObjectCatalog(store, root=ROOT, topic=TOPIC).between(5, 6)) == [descriptor(0)]
@@ -119,14 +119,14 @@ def test_a_descriptor_under_a_wrong_key_is_corruption():
 def test_own_changes_update_the_catalog_without_a_request():
     """In any order; an object that starts before the last one causes the catalog to be read again."""
     store = filled(3)
-    catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC, commits=store)
-    assert len(catalogue) == 3
+    catalog = ObjectCatalog(store, root=ROOT, topic=TOPIC, commits=store)
+    assert len(catalog) == 3
     before = store.calls["range"]
-    catalogue.publish(descriptor(4))
-    assert (catalogue.next_offset, store.calls["range"]) == (5 * EACH, before)
-    catalogue.publish(descriptor(3))
-    assert [span.start_offset for span in catalogue.spans()] == [number * EACH for number in range(5)]
+    catalog.publish(descriptor(4))
+    assert (catalog.next_offset, store.calls["range"]) == (5 * EACH, before)
+    catalog.publish(descriptor(3))
+    assert [span.start_offset for span in catalog.spans()] == [number * EACH for number in range(5)]
     assert store.calls["range"] > before
-    catalogue.withdraw(catalogue.spans()[:2])
-    assert catalogue.start_offset == 2 * EACH
-    assert catalogue.at_or_after(0) == catalogue.spans()[0]
+    catalog.withdraw(catalog.spans()[:2])
+    assert catalog.start_offset == 2 * EACH
+    assert catalog.at_or_after(0) == catalog.spans()[0]

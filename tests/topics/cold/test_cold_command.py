@@ -37,7 +37,7 @@ def run(*arguments):
     return CliRunner().invoke(entry.build_app(), [str(one) for one in arguments])
 
 
-def test_rebuild_catalogue_makes_the_topic_readable_again(cold):
+def test_rebuild_catalog_makes_the_topic_readable_again(cold):
     """All of it is readable, and appends continue after it."""
     url = f"sqlite://{cold}/t/metadata.db"
     done = run("topic", "rebuild-catalog", cold / "cold", "--metadata", url, "--json")
@@ -53,7 +53,7 @@ def test_rebuild_catalogue_makes_the_topic_readable_again(cold):
         assert store.topic(NAME)._engine.wal.next_offset == 40
 
 
-def test_rebuild_catalogue_reports_damage_and_spares_owned_topics(cold):
+def test_rebuild_catalog_reports_damage_and_spares_owned_topics(cold):
     """Exit code 1 for damage and gaps; a topic with an owner is not changed."""
     url = f"sqlite://{cold}/other.db"
     objects = sorted((cold / "cold" / "storage/topics/default/orders/objects").iterdir())
@@ -122,8 +122,8 @@ def test_messages_that_exist_only_in_objects_are_not_damage(tmp_path):
     assert verify("--root-prefix", "/other", code=1) == ([], [("damaged", "messages 4 to 6 are in no file")])
 
     with contextlib.closing(open_metadata(url)) as metadata:
-        catalogue = ObjectCatalog(metadata, root="/danube", topic=NAME, commits=metadata)
-        catalogue.withdraw([catalogue.descriptors()[1]])
+        catalog = ObjectCatalog(metadata, root="/danube", topic=NAME, commits=metadata)
+        catalog.withdraw([catalog.descriptors()[1]])
     assert verify(code=1)[1] == [("damaged", "messages 4 to 6 are in no file and in no object")]
 
 

@@ -280,8 +280,8 @@ def test_a_read_only_catalog_writes_nothing(tmp_path):
     from quiver.errors import FencedError
     from quiver.metadata import open_metadata
 
-    catalogue = ObjectCatalog(open_metadata("memory://"), root="/danube", topic=NAME)
+    catalog = ObjectCatalog(open_metadata("memory://"), root="/danube", topic=NAME)
 
     with pytest.raises(FencedError):
-        catalogue.withdraw([])
+        catalog.withdraw([])
     assert REAL_FILES

@@ -14,8 +14,9 @@ import typer
 from quiver.cli.aof.admin import add_admin_commands
 from quiver.cli.aof.logs import LogName, Logs, checked_logs, one_log
 from quiver.cli.aof.restore import restore
-from quiver.cli.console.output import JsonFlag, counted, exit_of_verify, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, exit_of_verify, human_age, human_bytes, print_json, print_table
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
+from quiver.counted import counted
 from quiver.errors import DataLossError, UsageError
 
 if TYPE_CHECKING:

@@ -12,9 +12,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["JsonFlag", "counted", "exit_of_verify", "human_age", "human_bytes", "print_json", "print_table"]
+__all__ = ["JsonFlag", "exit_of_verify", "human_age", "human_bytes", "print_json", "print_table"]
 
 PLAIN_WIDTH = 200
+_FOLDED_WIDTH = 24
+"""A column may be folded to this width to let a table fit."""
+_PADDING = 3
+_NAME_AND_VALUE = 2
+"""Columns of a table that is a list already."""
 _UNREAD = 3
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -26,20 +31,52 @@ def print_json(value: Any, *, in_a_line: bool = False) -> None:
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, empty: str = "none") -> None:
-    """Print *rows* as a table with the keys of the first row; print *empty* without rows. None is shown as a dash."""
+    """
+    Print *rows* as a table with the keys of the first row; print *empty* without rows. None is shown as a dash.
+
+    On a terminal that is too narrow, columns without any value are left out. If that is not enough, each row is printed
+    as a list of names and values.
+    """
     # In a file or a pipe, do not wrap lines.
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
     console = Console(width=width)
     if not rows:
         console.print(f"[bold]{_literal(title)}[/bold]: {_literal(empty)}", highlight=False)
         return
+    names = list(rows[0])
+    if _width_needed(rows, names) > console.width:
+        names = [name for name in names if any(row[name] is not None for row in rows)]
+    if len(names) > _NAME_AND_VALUE and _width_needed(rows, names) > console.width:
+        console.print(f"[bold]{_literal(title)}[/bold]", highlight=False)
+        for row in rows:
+            console.print(_as_list(row, names))
+    else:
+        console.print(_as_table(title, rows, names))
+
+
+def _width_needed(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> int:
+    # Rich folds the widest columns first, so no other is folded as long as this width is there.
+    widest = (max(len(name), *(len(_cell(row[name])) for row in rows)) for name in names)
+    return 1 + sum(min(width, _FOLDED_WIDTH) + _PADDING for width in widest)
+
+
+def _as_table(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
     table = Table(title=_literal(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for name in rows[0]:
+    for name in names:
         number = all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)
         table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    console.print(table)
+        table.add_row(*(_cell(row[name]) for name in names))
+    return table
+
+
+def _as_list(row: Mapping[str, Any], names: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name in names:
+        table.add_row(name.replace("_", " "), _cell(row[name]))
+    return table
 
 
 def _cell(value: Any) -> str:
@@ -57,11 +94,6 @@ def _cell(value: Any) -> str:
 def _literal(text: str) -> str:
     # A path may have brackets, which rich would interpret as markup.
     return text.replace("[", "\\[")
-
-
-def counted(count: int, singular: str) -> str:
-    """Return ``1 bundle``, or ``2,000 bundles`` for 2000."""
-    return f"{count:,} {singular}" if count == 1 else f"{count:,} {singular}s"
 
 
 def human_bytes(count: int) -> str:

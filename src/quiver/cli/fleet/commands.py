@@ -11,6 +11,7 @@ import typer
 
 from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.cli.object_store import ObjectOptions, object_location
+from quiver.counted import counted
 from quiver.errors import UsageError
 from quiver.settings import parse_duration_s
 
@@ -216,9 +217,10 @@ def retire(
         print_json(asdict(found) | {"dry_run": dry_run})
         return
     done = "would be removed" if dry_run else "removed"
-    typer.echo(f"{found.name} ({found.identity}): record, {found.segments} segments, {found.others} others {done}")
+    objects = f"record, {counted(found.segments, 'segment')}, {counted(found.others, 'other object')}"
+    typer.echo(f"{found.name} ({found.identity}): {objects} {done}")
     if found.waiting_segments:
-        typer.echo(f"its disk had {found.waiting_segments} segments that were never uploaded", err=True)
+        typer.echo(f"its disk had {counted(found.waiting_segments, 'segment')} not yet uploaded", err=True)
 
 
 def doctor(
@@ -274,7 +276,11 @@ def doctor(
             }
             for one in findings
         ]
-        print_table(f"{place}: {len(found.nodes)} nodes, {len(found.readers)} readers", rows, empty="nothing to report")
+        print_table(
+            f"{place}: {counted(len(found.nodes), 'node')}, {counted(len(found.readers), 'reader')}",
+            rows,
+            empty="nothing to report",
+        )
         for check in dict.fromkeys(one.check for one in findings):
             typer.echo(f"{check}: {CHECKS[check]}")
     if findings:

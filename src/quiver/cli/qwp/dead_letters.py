@@ -11,9 +11,10 @@ from urllib.parse import quote
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, counted, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.cli.qwp.slots import NoServerReporter, names_of_slots
 from quiver.clock import SYSTEM_CLOCK
+from quiver.counted import counted
 from quiver.errors import UsageError
 
 if TYPE_CHECKING:

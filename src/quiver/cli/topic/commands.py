@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.console.output import JsonFlag, counted, exit_of_verify, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, exit_of_verify, human_bytes, print_json, print_table
 from quiver.cli.object_store import MetadataOptions, ObjectOptions, ObjectsUrl
 from quiver.cli.topic.admin import add_admin_commands
 from quiver.cli.topic.objects import (
@@ -25,6 +25,7 @@ from quiver.cli.topic.objects import (
     rebuild_catalog,
 )
 from quiver.cli.topic.opening import FileName, MetadataUrl, Root, Topic, Wait, open_topics, tier_of
+from quiver.counted import counted
 from quiver.errors import UsageError
 
 if TYPE_CHECKING:

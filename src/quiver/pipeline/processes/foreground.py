@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quiver.clock import SYSTEM_CLOCK
+from quiver.counted import counted
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.model import Pipeline
 from quiver.pipeline.processes.buffer_contents import places_of, remaining
@@ -69,8 +70,8 @@ def run_in_one_process(pipeline: Pipeline, options: RunOptions, *, reread: Calla
 
         code = run_body(ingest, context)
         for name, bundles, directory in remaining(places_of(placed)):
-            fate = "for the next start" if placed.is_durable else "which is in memory, and are lost"
-            _log.info("%s: %d bundles remain in %s, %s", name, bundles, directory, fate)
+            fate = "for the next start" if placed.is_durable else "lost: it was in memory"
+            _log.info("%s: %s left in %s, %s", name, counted(bundles, "bundle"), directory, fate)
         _write_state(placed, run_dir, "failed" if code else "stopped")
     return code
 

@@ -34,6 +34,7 @@ from random import Random
 from typing import Any
 
 from quiver.clock import SYSTEM_CLOCK
+from quiver.counted import counted
 from quiver.errors import QuiverError, UsageError
 from quiver.pipeline.companion_stores import sibling_directory
 from quiver.pipeline.config.formatting import size_words
@@ -318,8 +319,8 @@ class _Running:
             )
         for name, bundles, directory in self._undelivered():
             self._report(
-                f"{directory} keeps {bundles} bundles for {name}, which is no exporter here; if no other program "
-                f"reads as {name}: quiver subscribers {shlex.quote(directory)} drop {name}"
+                f"{directory} keeps {counted(bundles, 'bundle')} for {name}, which is no exporter here; if no other "
+                f"program reads as {name}: quiver subscribers {shlex.quote(directory)} drop {name}"
             )
 
     def _undelivered(self) -> list[Count]:
@@ -356,15 +357,15 @@ class _Running:
         """Report how much data each exporter has left in its buffer."""
         left, in_log, lost = self._counts("remaining", "not_sealed", "lost_dead_letters")
         for name, bundles, directory in left:
-            fate = "which is in memory, and are lost" if not self.pipeline.is_durable else "for the next start"
-            self._report(f"{name}: {bundles} bundles remain in {directory}, {fate}")
+            fate = "for the next start" if self.pipeline.is_durable else "lost: it was in memory"
+            self._report(f"{name}: {counted(bundles, 'bundle')} left in {directory}, {fate}")
         for name, bundles, directory in in_log:
             self._report(
-                f"{name}: {bundles} bundles remain in the log of {directory}, which was not sealed; they come to each "
-                "of its exporters with the next start"
+                f"{name}: {counted(bundles, 'bundle')} left in the log of {directory}, which was not sealed, for "
+                "each of its exporters with the next start"
             )
         for name, count, directory in lost:
-            self._report(f"{name}: {count} dead letters were in {directory}, which is in memory, and are lost")
+            self._report(f"{name}: {counted(count, 'dead letter')} left in {directory}, lost: it was in memory")
 
 
 def read_facts(path: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from quiver.bundle import OTAP, BundleRef
+from quiver.counted import counted
 from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.exported import ExportedAmount, Observed, exported_parts
@@ -114,7 +115,7 @@ class ConsoleExporter(_Forgetful):
             if settings.format == "jsonl":
                 out.write("".join(f"{_cut(line, settings.truncate)}\n" for line in shown))
                 continue
-            out.write(f"batch {batch.number}, {name}: {len(shown)} rows{more}\n")
+            out.write(f"batch {batch.number}, {name}: {counted(len(shown), 'row')}{more}\n")
             out.write("".join(f"  {_cut(line, settings.truncate)}\n" for line in shown))
         out.flush()
         return exported
@@ -208,13 +209,13 @@ class _StageTask:
         # Counted here, because a view is staged as requests.
         count = 0
 
-        def counted() -> Iterator[pa.RecordBatch]:
+        def counting() -> Iterator[pa.RecordBatch]:
             nonlocal count
             for one in batches:
                 count += one.num_rows
                 yield one
 
-        staged = stage_here(self.root, counted(), writer=self.writer, batch=self.batch, options=self.options)
+        staged = stage_here(self.root, counting(), writer=self.writer, batch=self.batch, options=self.options)
         rows = [count, *[0] * (len(staged.parts) - 1)] if staged.parts else []
         sizes = [staged.size_bytes, *[0] * (len(staged.parts) - 1)] if staged.parts else []
         yield pa.record_batch(

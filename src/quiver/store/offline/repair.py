@@ -22,6 +22,7 @@ from typing import Any
 
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH, BundleRef
 from quiver.clock import Clock
+from quiver.counted import counted
 from quiver.errors import CorruptionError, DirectoryInUseError, UnsupportedFormatError, UsageError
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.disk.copying import damaged_copy, keep_damaged, link_or_copy
@@ -361,11 +362,16 @@ def _repair_segment(work: _Work, damaged: DamagedSegment) -> Repaired:
         if not work.dry_run:
             info, _ = rewrite(work.fs, work.root, damaged.seq, entries, profile=written_by(work.fs, work.root).profile)
             work.valid = sorted([*work.valid, info], key=lambda one: one.seq)
-        return Repaired(damaged.path, problem, f"rewritten from the log, all {len(entries)} bundles", None, copy)
+        return Repaired(
+            damaged.path, problem, f"rewritten from the log, complete: {counted(len(entries), 'bundle')}", None, copy
+        )
     saved = export_streams(work.fs, work.root, damaged, write=not work.dry_run)
-    action = f"quarantined; {sum(rows for _, rows in saved)} rows of {len(saved)} streams are readable but unverified"
+    rows = sum(count for _, count in saved)
+    action = f"quarantined; readable but unverified: {counted(rows, 'row')} of {counted(len(saved), 'stream')}"
     if entries:
-        action = f"rewritten from the log with the {len(entries)} bundles that it has; the damaged file was {action}"
+        action = (
+            f"rewritten from the log, which has {counted(len(entries), 'bundle')} of it; the damaged file was {action}"
+        )
         if not work.dry_run:
             rewrite(work.fs, work.root, damaged.seq, entries, profile=written_by(work.fs, work.root).profile)
     else:
@@ -409,7 +415,9 @@ def _loss(work: _Work, damaged: DamagedSegment, have: int) -> str:
             pending = state.pending_count(Segments([SegmentRef(info.seq, info.bundle_count)]))
             if pending:
                 waiting.append(f"{subscriber} had {pending} pending")
-    return f"{lost} of its {info.bundle_count} bundles" + (f": {', '.join(waiting)}" if waiting else ", all delivered")
+    return f"{lost} of its {counted(info.bundle_count, 'bundle')}" + (
+        f": {', '.join(waiting)}" if waiting else ", all delivered"
+    )
 
 
 # 4. Retry sets of exporters.
@@ -441,7 +449,7 @@ def _repair_retry_set(work: _Work, path: str, subscriber: str, data: bytes, prob
         work.put(path, encode_retry_set(RetryEntry(ref, 1, 0, 0, "the retry set was damaged") for ref in waiting))
     finally:
         lock.release()
-    action = f"created again with the {len(waiting)} bundles that {subscriber} has not resolved"
+    action = f"created again with {counted(len(waiting), 'bundle')} that {subscriber} has not resolved"
     return Repaired(
         path, problem, action, "the attempts and due times of its bundles: they are retried immediately", copy
     )

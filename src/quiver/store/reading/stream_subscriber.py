@@ -30,6 +30,7 @@ from typing import Any
 
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.counted import counted
 from quiver.errors import CorruptionError, DataLossError, DirectoryInUseError, UnknownSubscriberError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import FileSystem
@@ -357,8 +358,8 @@ class StreamSubscriber:
             raise DataLossError(
                 f"{self._options.path}/{DROP_LEDGER}",
                 0,
-                f"policy dropped {bundles} bundles that {name} had not confirmed ({why}); start with a new checkpoint, "
-                "or set failOnDataLoss=false to continue without them",
+                f"policy dropped {counted(bundles, 'bundle')} that {name} had not confirmed ({why}); start with a new "
+                "checkpoint, or set failOnDataLoss=false to continue without them",
             )
 
     def _new_drops(self) -> list[DroppedSegment]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quiver.counted import counted
 from quiver.errors import CorruptionError
 from quiver.objects.port import ObjectTier
 from quiver.store.format.fleet.chain import Fork, check_chain
@@ -42,7 +43,7 @@ class Loss:
     bundles: int | None
 
     def __str__(self) -> str:
-        amount = "unknown bundles" if self.bundles is None else f"{self.bundles} bundles"
+        amount = "an unknown number of bundles" if self.bundles is None else counted(self.bundles, "bundle")
         return f"segments {self.first} to {self.last} are lost ({self.reason}, {amount})"
 
 

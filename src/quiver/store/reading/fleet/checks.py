@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from quiver.counted import counted
 from quiver.store.format.fleet.rejected import RejectedSegment
 from quiver.store.reading.fleet.lag import lag_of
 from quiver.store.reading.fleet.survey import FleetSurvey, ReaderPositions, SurveyedNode
@@ -106,18 +107,18 @@ def _of_fleet(found: FleetSurvey) -> Iterator[FleetFinding]:
     records = [node.record for node in found.nodes.values() if node.record is not None]
     versions = Counter(record.version for record in records if record.state == "running")
     if len(versions) > 1:
-        counted = ", ".join(f"{count} with {version}" for version, count in versions.most_common())
-        yield FleetFinding("version", None, None, None, f"running nodes have different versions: {counted}")
+        each = ", ".join(f"{count} with {version}" for version, count in versions.most_common())
+        yield FleetFinding("version", None, None, None, f"running nodes have different versions: {each}")
     for reader in found.readers.values():
         waiting = sum(reader.subscriber in record.subscribers for record in records)
         if waiting and not reader.nodes and not reader.problems:
-            problem = f"{waiting} nodes wait for it, and it has not acknowledged anything"
+            problem = f"{counted(waiting, 'node')} waiting for it, and it has not acknowledged anything"
             yield FleetFinding("reader", None, None, reader.subscriber, problem)
         for problem in reader.problems:
             yield FleetFinding("damaged", None, None, reader.subscriber, problem)
     if found.strangers:
         problem = (
-            f"{len(found.strangers)} objects in the inbox belong to no node, for example {found.strangers[0][:200]}"
+            f"{counted(len(found.strangers), 'object')} of no node in the inbox, for example {found.strangers[0][:200]}"
         )
         yield FleetFinding("damaged", None, None, None, problem)
 
@@ -164,7 +165,7 @@ def _of_lag(node: SurveyedNode, reader: ReaderPositions, now_ns: int, limits: Fl
         yield finding("chain", f"{lag.problem}; {lag.unread_after_problem} objects are not read")
     age_s = 0.0 if lag.oldest_ns is None else (now_ns - lag.oldest_ns) / 1e9
     if age_s > limits.lag_s:
-        yield finding("lag", f"{lag.segments} segments wait, the oldest for {age_s:.0f} s")
+        yield finding("lag", f"{counted(lag.segments, 'segment')} waiting, the oldest for {age_s:.0f} s")
 
 
 def _of_rejected(found: FleetSurvey, subscriber: str, rejected: Sequence[RejectedSegment]) -> Iterator[FleetFinding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
+from quiver.counted import counted
 from quiver.errors import CorruptionError, ObjectNotFoundError, QuiverError
 from quiver.objects.port import ObjectTier
 from quiver.primitives.scan import Frame
@@ -71,7 +72,7 @@ def _why_gone(tier: ObjectTier, identity: str, number: int) -> str:
             except CorruptionError:
                 continue
             bundles = sum(count for segment, count in gone.segments if segment == number)
-            return f"its node recorded that it is gone ({gone.reason}, {bundles} bundles)"
+            return f"its node recorded that it is gone ({gone.reason}, {counted(bundles, 'bundle')})"
     return "its node has not recorded that it is gone"
 
 
