@@ -22,9 +22,11 @@ from quiver.otap.any_values import KINDS, AnyValues, key_values_in_kernel, key_v
 from quiver.otap.request_times import times_by_protobuf, times_in_kernel
 from quiver.otap.wire_schema import narrow_handler
 from quiver.primitives.kernel import KERNEL, describe_kernel
+from quiver.qwp.row_checks import row_check_in_python
 from quiver.qwp.tables import objects_in_kernel, objects_in_python
 from quiver.store.encode import EncodedBundle, SlotEncoder
 from quiver.store.entries import ENTRY_OVERHEAD, write_entry_in_python
+from qwp import some_rows
 from telemetry import log_request
 
 
@@ -147,6 +149,23 @@ def text_objects(rounds: int) -> None:
         compared(f"text objects, {label}", "text", len(values), twins, rounds)
 
 
+def rows(rounds: int) -> None:
+    """A row of the QWP sender that has the names and types of the previous one."""
+    some = some_rows(50_000)
+    symbols, columns, at = some[0]
+    types = tuple(map(type, (*symbols.values(), *columns.values(), at)))
+    whole_numbers, texts = (sum(1 << at for at, kind in enumerate(types) if kind is wanted) for wanted in (int, str))
+
+    def check(make: Callable[..., Callable[..., int]]) -> None:
+        one = make(len(symbols), (*symbols, *columns), types, whole_numbers, texts, 100)
+        buffered: list[object] = []
+        for row in some:
+            one(*row, 1 << 20, buffered)
+
+    twins = {"Python": lambda: check(row_check_in_python), "compiled": lambda: check(KERNEL.row_check)}
+    compared(f"row of {len(types)} values", "row", len(some), twins, rounds)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the compiled kernel with its twins.")
     parser.add_argument("--rounds", type=int, default=7)
@@ -159,6 +178,7 @@ def main() -> int:
     attributes(options.rounds)
     event_times(options.rounds)
     text_objects(options.rounds)
+    rows(options.rounds)
     return 0
 
 

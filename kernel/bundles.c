@@ -45,11 +45,6 @@ static PyTypeObject *reading_type;
 
 static void reading_dealloc(PyObject *self) { dealloc(self, &((Reading *)self)->type, 6); }
 
-static PyObject *with_reference(PyObject *object) {
-    Py_INCREF(object);
-    return object;
-}
-
 static PyObject *reading_next(PyObject *self) {
     Reading *reading = (Reading *)self;
     PyObject *batch = PyIter_Next(reading->batches);
@@ -61,13 +56,13 @@ static PyObject *reading_next(PyObject *self) {
         return NULL;
     }
     Fields *fields = (Fields *)bundle;
-    fields->known = with_reference(Py_None);
+    fields->known = Py_NewRef(Py_None);
     fields->only = batch;
-    fields->only_slot = with_reference(reading->slot);
-    fields->nbytes = with_reference(reading->nbytes);
-    fields->adapter = with_reference(reading->adapter);
+    fields->only_slot = Py_NewRef(reading->slot);
+    fields->nbytes = Py_NewRef(reading->nbytes);
+    fields->adapter = Py_NewRef(reading->adapter);
     fields->ingested_at_ns = time_ns;
-    fields->named = with_reference(Py_False);
+    fields->named = Py_NewRef(Py_False);
     return bundle;
 }
 
@@ -78,11 +73,11 @@ static PyObject *each_of_read(PyObject *type, PyObject *args) {
     Reading *reading = (Reading *)PyType_GenericAlloc(reading_type, 0);
     if (reading == NULL)
         return NULL;
-    reading->type = with_reference(type);
-    reading->slot = with_reference(slot);
+    reading->type = Py_NewRef(type);
+    reading->slot = Py_NewRef(slot);
     reading->batches = PyObject_GetIter(batches);
     reading->times_ns = PyObject_GetIter(times_ns);
-    reading->adapter = with_reference(adapter);
+    reading->adapter = Py_NewRef(adapter);
     reading->nbytes = PyLong_FromLong(-1);
     if (reading->batches == NULL || reading->times_ns == NULL || reading->nbytes == NULL)
         Py_CLEAR(reading);

@@ -198,34 +198,17 @@ uint64_t crc_update(const Crc *crc, const uint8_t *data, size_t size, uint64_t v
     return ~by_table(crc, data, size, state) & crc->mask;
 }
 
-static PyObject *checksum(const Crc *crc, PyObject *args) {
+static PyObject *checksum(const Crc *crc, PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer data;
     unsigned long long value = 0;
     if (!PyArg_ParseTuple(args, "y*|K", &data, &value))
         return NULL;
     uint64_t found;
-    if (data.len < GIL_BYTES_MIN) {
-        found = crc_update(crc, data.buf, (size_t)data.len, value);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        found = crc_update(crc, data.buf, (size_t)data.len, value);
-        Py_END_ALLOW_THREADS
-    }
+    WITHOUT_GIL_IF(data.len >= GIL_BYTES_MIN, found = crc_update(crc, data.buf, (size_t)data.len, value));
     PyBuffer_Release(&data);
     return PyLong_FromUnsignedLongLong(found);
 }
 
-PyObject *kernel_crc32(PyObject *module, PyObject *args) {
-    (void)module;
-    return checksum(&CRC32, args);
-}
-
-PyObject *kernel_crc32c(PyObject *module, PyObject *args) {
-    (void)module;
-    return checksum(&CRC32C, args);
-}
-
-PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args) {
-    (void)module;
-    return checksum(&CRC64_NVME, args);
-}
+PyObject *kernel_crc32(PyObject *module, PyObject *args) { return checksum(&CRC32, module, args); }
+PyObject *kernel_crc32c(PyObject *module, PyObject *args) { return checksum(&CRC32C, module, args); }
+PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args) { return checksum(&CRC64_NVME, module, args); }

@@ -130,19 +130,12 @@ static int put_checksum(Entry *entry) {
     const uint8_t *covered = entry->bytes + LENGTH_BYTES;
     size_t size = entry->at - LENGTH_BYTES;
     uint64_t checksum;
-    if (size < GIL_BYTES_MIN) {
-        checksum = crc_update(&CRC32, covered, size, 0);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        checksum = crc_update(&CRC32, covered, size, 0);
-        Py_END_ALLOW_THREADS
-    }
+    WITHOUT_GIL_IF(size >= GIL_BYTES_MIN, checksum = crc_update(&CRC32, covered, size, 0));
     return put_number(entry, checksum, CRC_BYTES);
 }
 
 /* write_entry(region, ingested_at_ns, sequence, bitmap, slots) -> None */
-PyObject *kernel_write_entry(PyObject *module, PyObject *args) {
-    (void)module;
+PyObject *kernel_write_entry(PyObject *Py_UNUSED(module), PyObject *args) {
     Entry entry = {0};
     unsigned long long ingested_at_ns, sequence, bitmap;
     PyObject *slots;

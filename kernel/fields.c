@@ -58,11 +58,7 @@ static PyObject *not_decoded(const Ranges *ranges) {
 /* Call `work`, without the GIL if that is worthwhile. */
 static int run(int (*work)(Ranges *, void *), Ranges *ranges, void *result) {
     int done;
-    if ((size_t)ranges->data.len < GIL_BYTES_MIN)
-        return work(ranges, result);
-    Py_BEGIN_ALLOW_THREADS
-    done = work(ranges, result);
-    Py_END_ALLOW_THREADS
+    WITHOUT_GIL_IF(ranges->data.len >= GIL_BYTES_MIN, done = work(ranges, result));
     return done;
 }
 
@@ -129,8 +125,7 @@ static int copy_keys(Ranges *ranges, void *result) {
 }
 
 /* split_key_values(data, places, tags, kind_of_tag) -> None | (key offsets, keys, kinds, value starts) */
-PyObject *kernel_split_key_values(PyObject *module, PyObject *args) {
-    (void)module;
+PyObject *kernel_split_key_values(PyObject *Py_UNUSED(module), PyObject *args) {
     Ranges ranges = {0};
     Py_buffer tags, table;
     Split into = {0};
@@ -184,8 +179,7 @@ static inline int content_of(Ranges *ranges, size_t row, size_t *start, size_t *
 }
 
 /* Find the bytes of this kind. Their offsets are set, but nothing is copied. */
-static int find_bytes(Ranges *ranges, void *result) {
-    (void)result;
+static int find_bytes(Ranges *ranges, void *Py_UNUSED(result)) {
     const uint8_t *kinds = ranges->kinds.buf;
     size_t start, end, length, last = 0;
     ranges->offsets[0] = 0;
@@ -207,8 +201,7 @@ static int find_bytes(Ranges *ranges, void *result) {
     return 1;
 }
 
-static int copy_bytes(Ranges *ranges, void *result) {
-    (void)result;
+static int copy_bytes(Ranges *ranges, void *Py_UNUSED(result)) {
     size_t number = 0;
     for (size_t row = 0; row < ranges->rows; row++) {
         if (ranges->valid[row >> 3] >> (row & 7) & 1) {
@@ -241,8 +234,7 @@ static int read_number(const uint8_t *data, size_t start, size_t end, int form, 
     return 1;
 }
 
-static int gather_numbers(Ranges *ranges, void *result) {
-    (void)result;
+static int gather_numbers(Ranges *ranges, void *Py_UNUSED(result)) {
     const uint8_t *kinds = ranges->kinds.buf;
     size_t start, end;
     uint64_t number;
@@ -261,17 +253,13 @@ static int gather_numbers(Ranges *ranges, void *result) {
     return 1;
 }
 
-/* Parse the arguments of both functions, and check that the columns have the same number of rows. */
-static int parse_ranges(PyObject *args, Ranges *ranges, int *last) {
-    if (!PyArg_ParseTuple(args, "y*y*y*y*bi", &ranges->data, &ranges->starts, &ranges->ends, &ranges->kinds,
-                          &ranges->kind, last))
-        return 0;
-    ranges->rows = (size_t)ranges->kinds.len;
-    return 1;
-}
-
-static PyObject *gathered(Ranges *ranges, int is_bytes) {
+static PyObject *gathered(PyObject *args, int is_bytes) {
+    Ranges filled = {0}, *ranges = &filled;
     PyObject *result = NULL, *valid = NULL, *offsets = NULL, *content = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*bi", &ranges->data, &ranges->starts, &ranges->ends, &ranges->kinds,
+                          &ranges->kind, is_bytes ? &ranges->keeps_rows : &ranges->form))
+        return NULL;
+    ranges->rows = (size_t)ranges->kinds.len;
     size_t rows = ranges->rows, bits = (rows + 7) / 8, content_bytes = rows * sizeof(uint64_t);
     if ((size_t)ranges->starts.len != rows * sizeof(int32_t) || ranges->ends.len != ranges->starts.len
         || ranges->data.len > INT32_MAX) {
@@ -314,19 +302,11 @@ done:
 }
 
 /* gather_bytes(data, starts, ends, kinds, kind, keeps_rows) -> None | (validity or None, offsets, content) */
-PyObject *kernel_gather_bytes(PyObject *module, PyObject *args) {
-    (void)module;
-    Ranges ranges = {0};
-    if (!parse_ranges(args, &ranges, &ranges.keeps_rows))
-        return NULL;
-    return gathered(&ranges, 1);
+PyObject *kernel_gather_bytes(PyObject *Py_UNUSED(module), PyObject *args) {
+    return gathered(args, 1);
 }
 
 /* gather_numbers(data, starts, ends, kinds, kind, form) -> None | (validity or None, values) */
-PyObject *kernel_gather_numbers(PyObject *module, PyObject *args) {
-    (void)module;
-    Ranges ranges = {0};
-    if (!parse_ranges(args, &ranges, &ranges.form))
-        return NULL;
-    return gathered(&ranges, 0);
+PyObject *kernel_gather_numbers(PyObject *Py_UNUSED(module), PyObject *args) {
+    return gathered(args, 0);
 }

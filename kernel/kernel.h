@@ -15,10 +15,19 @@
 #include <string.h>
 
 /* Changes with every change of a signature; primitives/kernel.py ignores a kernel with another number. */
-#define KERNEL_API 9
+#define KERNEL_API 10
 
 /* Below this many bytes a call keeps the GIL: to get it back can take a switch interval of 5 ms. */
 #define GIL_BYTES_MIN (64 * 1024)
+
+/* Do `work` without the GIL if that is worthwhile. */
+#define WITHOUT_GIL_IF(is_long, work)                                                                                  \
+    do {                                                                                                               \
+        PyThreadState *suspended = (is_long) ? PyEval_SaveThread() : NULL;                                             \
+        work;                                                                                                          \
+        if (suspended != NULL)                                                                                         \
+            PyEval_RestoreThread(suspended);                                                                           \
+    } while (0)
 
 /* A reflected CRC of 32 or 64 bits. Create it with crc_init. */
 typedef struct {
@@ -77,17 +86,12 @@ static inline PyObject *new_bytes(size_t size, uint8_t **content) {
     return bytes;
 }
 
-PyObject *kernel_copy_message(PyObject *module, PyObject *args);
-PyObject *kernel_crc32(PyObject *module, PyObject *args);
-PyObject *kernel_crc32c(PyObject *module, PyObject *args);
-PyObject *kernel_crc64_nvme(PyObject *module, PyObject *args);
-PyObject *kernel_gather_bytes(PyObject *module, PyObject *args);
-PyObject *kernel_gather_numbers(PyObject *module, PyObject *args);
-PyObject *kernel_nested_items(PyObject *module, PyObject *args);
-PyObject *kernel_pack_texts(PyObject *module, PyObject *array);
-PyObject *kernel_pwritev(PyObject *module, PyObject *args);
-PyObject *kernel_scan_records(PyObject *module, PyObject *args);
-PyObject *kernel_split_key_values(PyObject *module, PyObject *args);
-PyObject *kernel_write_entry(PyObject *module, PyObject *args);
+/* The functions of the module. */
+#define KERNEL_FUNCTION(name) PyObject *kernel_##name(PyObject *module, PyObject *args)
+KERNEL_FUNCTION(copy_message); KERNEL_FUNCTION(crc32); KERNEL_FUNCTION(crc32c);
+KERNEL_FUNCTION(crc64_nvme); KERNEL_FUNCTION(gather_bytes); KERNEL_FUNCTION(gather_numbers);
+KERNEL_FUNCTION(nested_items); KERNEL_FUNCTION(pack_texts); KERNEL_FUNCTION(pwritev);
+KERNEL_FUNCTION(row_check); KERNEL_FUNCTION(scan_records); KERNEL_FUNCTION(split_key_values);
+KERNEL_FUNCTION(write_entry);
 
 #endif

@@ -105,8 +105,7 @@ static int walk_all(Times *times, const Py_buffer *data, const Py_buffer *offset
 }
 
 /* nested_items(data, offsets, levels, fields) -> None | (items, earliest, latest, repeated bytes, longest part) */
-PyObject *kernel_nested_items(PyObject *module, PyObject *args) {
-    (void)module;
+PyObject *kernel_nested_items(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer data, offsets, levels, fields;
     Times times = {.low = UINT64_MAX};
     if (!PyArg_ParseTuple(args, "y*y*y*y*", &data, &offsets, &levels, &fields))
@@ -118,13 +117,7 @@ PyObject *kernel_nested_items(PyObject *module, PyObject *args) {
     if (times.level_count <= LEVELS_MAX && times.field_count <= TIMES_MAX && offsets.len >= (Py_ssize_t)sizeof(int32_t)) {
         memcpy(times.levels, levels.buf, times.level_count * sizeof(Level));
         memcpy(times.fields, fields.buf, times.field_count);
-        if ((size_t)data.len < GIL_BYTES_MIN) {
-            done = walk_all(&times, &data, &offsets);
-        } else {
-            Py_BEGIN_ALLOW_THREADS
-            done = walk_all(&times, &data, &offsets);
-            Py_END_ALLOW_THREADS
-        }
+        WITHOUT_GIL_IF(data.len >= GIL_BYTES_MIN, done = walk_all(&times, &data, &offsets));
     }
     PyBuffer_Release(&data);
     PyBuffer_Release(&offsets);

@@ -79,8 +79,7 @@ int piece_init(void) {
 }
 
 /* copy_message(region, message) -> Piece */
-PyObject *kernel_copy_message(PyObject *module, PyObject *args) {
-    (void)module;
+PyObject *kernel_copy_message(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *region, *piece = NULL;
     Py_buffer message, into;
     if (!PyArg_ParseTuple(args, "Oy*", &region, &message))

@@ -42,8 +42,7 @@ static void scan_records(Scan *scan, const uint8_t *data, size_t limit, size_t s
 }
 
 /* scan_records(view, offset, limit, batch_bytes, crc64) -> (end, count, last_offset, last_timestamp, crc64) */
-PyObject *kernel_scan_records(PyObject *module, PyObject *args) {
-    (void)module;
+PyObject *kernel_scan_records(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer view;
     Py_ssize_t offset, limit, batch_bytes;
     unsigned long long crc64;
@@ -58,13 +57,8 @@ PyObject *kernel_scan_records(PyObject *module, PyObject *args) {
     if (offset < limit) {
         size_t size = (size_t)(limit - offset);
         size_t batch = (size_t)batch_bytes < size ? (size_t)batch_bytes : size;
-        if (size < GIL_BYTES_MIN) {
-            scan_records(&scan, view.buf, (size_t)limit, (size_t)offset + batch);
-        } else {
-            Py_BEGIN_ALLOW_THREADS
-            scan_records(&scan, view.buf, (size_t)limit, (size_t)offset + batch);
-            Py_END_ALLOW_THREADS
-        }
+        WITHOUT_GIL_IF(size >= GIL_BYTES_MIN,
+                       scan_records(&scan, view.buf, (size_t)limit, (size_t)offset + batch));
     }
     PyBuffer_Release(&view);
     return Py_BuildValue("nKnKK", (Py_ssize_t)scan.end, (unsigned long long)scan.count, (Py_ssize_t)scan.last_offset,

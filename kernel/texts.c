@@ -60,8 +60,7 @@ static int pack(PyObject *const *objects, size_t rows, uint8_t *valid, int32_t *
 }
 
 /* pack_texts(objects) -> None | (validity, offsets, content); None if an object is no str, None or NaN */
-PyObject *kernel_pack_texts(PyObject *module, PyObject *array) {
-    (void)module;
+PyObject *kernel_pack_texts(PyObject *Py_UNUSED(module), PyObject *array) {
     Py_buffer view;
     if (PyObject_GetBuffer(array, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0)
         return NULL;

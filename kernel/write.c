@@ -9,31 +9,19 @@
 #include <limits.h>
 #include <sys/uio.h>
 
-#define FEW_PARTS 8 /* their buffers need no allocation */
 #define WRITE_GIL_BYTES_MIN 4096 /* with 64 KiB, as for copies, the thread that seals came too late */
 
 static ssize_t write_parts(int fd, const struct iovec *parts, int count, off_t offset, size_t total) {
-    for (;;) {
-        ssize_t written;
-        int failure;
-        if (total < WRITE_GIL_BYTES_MIN) {
-            written = pwritev(fd, parts, count, offset);
-        } else {
-            Py_BEGIN_ALLOW_THREADS
-            written = pwritev(fd, parts, count, offset);
-            failure = errno;
-            Py_END_ALLOW_THREADS
-            errno = failure;
-        }
-        if (written >= 0)
-            return written;
-        if (errno != EINTR) {
-            PyErr_SetFromErrno(PyExc_OSError);
-            return -1;
-        }
-        if (PyErr_CheckSignals() < 0)
-            return -1;
+    ssize_t written;
+    int failure;
+    do {
+        WITHOUT_GIL_IF(total >= WRITE_GIL_BYTES_MIN, (written = pwritev(fd, parts, count, offset), failure = errno));
+    } while (written < 0 && failure == EINTR && PyErr_CheckSignals() == 0);
+    if (written < 0 && failure != EINTR) {
+        errno = failure;
+        PyErr_SetFromErrno(PyExc_OSError);
     }
+    return written;
 }
 
 /* Write `count` parts of a sequence; `views` and `pieces` have that many items. */
@@ -59,8 +47,7 @@ static ssize_t write_views(int fd, PyObject *parts, Py_ssize_t count, off_t offs
 }
 
 /* pwritev(fd, parts, offset) -> written */
-PyObject *kernel_pwritev(PyObject *module, PyObject *args) {
-    (void)module;
+PyObject *kernel_pwritev(PyObject *Py_UNUSED(module), PyObject *args) {
     int fd;
     PyObject *parts;
     long long offset;
@@ -69,23 +56,16 @@ PyObject *kernel_pwritev(PyObject *module, PyObject *args) {
     Py_ssize_t count = PySequence_Size(parts);
     if (count < 0)
         return NULL;
-    ssize_t written = -1;
-    if (count <= FEW_PARTS) {
-        Py_buffer views[FEW_PARTS];
-        struct iovec pieces[FEW_PARTS];
-        written = write_views(fd, parts, count, (off_t)offset, views, pieces);
-    } else if (count > INT_MAX / 2) {
+    if (count > INT_MAX / 2) {
         errno = EINVAL;
-        PyErr_SetFromErrno(PyExc_OSError);
-    } else {
-        Py_buffer *views = PyMem_Malloc((size_t)count * sizeof(Py_buffer));
-        struct iovec *pieces = PyMem_Malloc((size_t)count * sizeof(struct iovec));
-        if (views == NULL || pieces == NULL)
-            PyErr_NoMemory();
-        else
-            written = write_views(fd, parts, count, (off_t)offset, views, pieces);
-        PyMem_Free(views);
-        PyMem_Free(pieces);
+        return PyErr_SetFromErrno(PyExc_OSError);
     }
+    ssize_t written = -1;
+    Py_buffer *views = PyMem_Malloc((size_t)count * (sizeof(Py_buffer) + sizeof(struct iovec)));
+    if (views == NULL)
+        PyErr_NoMemory();
+    else
+        written = write_views(fd, parts, count, (off_t)offset, views, (struct iovec *)(views + count));
+    PyMem_Free(views);
     return written < 0 ? NULL : PyLong_FromSsize_t(written);
 }

@@ -1,6 +1,6 @@
 # Functions of the compiled kernel; `quiver.primitives.kernel` imports it.
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from typing_extensions import Buffer
@@ -28,6 +28,15 @@ def gather_numbers(
 def nested_items(
     data: Buffer, offsets: Buffer, levels: Buffer, fields: Buffer, /
 ) -> tuple[int, int, int, int, int] | None: ...
+def row_check(
+    symbols: int,
+    names: tuple[str, ...],
+    types: tuple[type, ...],
+    whole_numbers: int,
+    texts: int,
+    fixed_bytes: int,
+    /,
+) -> Callable[[Any, Any, Any, int, list[tuple[Any, ...]]], int]: ...
 def pack_texts(objects: Any, /) -> tuple[bytes, bytes, bytearray] | None: ...
 
 class BundleFields:

@@ -32,6 +32,7 @@ from quiver.otap.any_values import (
 from quiver.otap.arrays import FallbackNeededError
 from quiver.otap.request_nesting import NESTINGS, nested_items_in_python
 from quiver.primitives import checksum
+from quiver.qwp.row_checks import row_check_in_python
 from quiver.qwp.tables import objects_in_kernel, objects_in_python
 from quiver.store.encode import copy_message_in_python
 from quiver.store.entries import ENTRY_OVERHEAD, write_entry_in_python
@@ -205,6 +206,20 @@ def bundled(fields, data: bytes) -> object:
     return [[getattr(bundle, name) for name in _FieldsInPython.__slots__] for bundle in bundles]
 
 
+def checked(row_check, data: bytes) -> object:
+    """Rows with the bytes as texts and numbers, some with other names, types or numpy's types, for two limits."""
+    number = int.from_bytes(data[:9], "big", signed=True)
+    symbols = {"s": data.decode("utf-8", "surrogateescape")}
+    columns = {"i": number, "t": data.decode("latin-1"), "f": 0.5, "n": np.int64(number >> 9)}
+    names, types = ("s", *columns), (str, int, str, float, np.int64, int)
+    check = row_check(1, names, types, 0b110010, 0b000101, 1 + len(data) % 256)
+    cases: list[Any] = [(symbols, columns, number >> 8), (symbols, dict(reversed(columns.items())), 5)]
+    cases += [(symbols, columns, None), ({}, columns, 5), (symbols, columns | {"f": number}, 5), (None, columns, 5)]
+    cases += [(symbols, dict(zip("tifs", columns.values(), strict=True)), 5), ({b"s": "x"}, columns, 5)]
+    rows: list[tuple[Any, ...]] = []
+    return [check(*case, limit, rows) for case in cases for limit in (1 << 20, len(data))], rows
+
+
 TWINS = {
     "BundleFields": Twin(_FieldsInPython, bundled),
     "copy_message": Twin(copy_message_in_python, copied),
@@ -216,6 +231,7 @@ TWINS = {
     "nested_items": Twin(nested_items_in_python, walked),
     "pack_texts": Twin(objects_in_python, converted, objects_in_kernel),
     "pwritev": Twin(os.pwritev, written),
+    "row_check": Twin(row_check_in_python, checked),
     "scan_records": Twin(record._scan_batch_in_python, scanned, record._scan_batch_in_kernel),
     "split_key_values": Twin(key_values_in_python, split, key_values_in_kernel),
     "write_entry": Twin(write_entry_in_python, laid_out),

@@ -17,7 +17,7 @@ from typing import Any
 
 __all__ = ["KERNEL", "describe_kernel", "kernel_name"]
 
-_API = 9
+_API = 10
 """`KERNEL_API` of the sources: a checkout may contain a kernel that was built from older ones."""
 
 

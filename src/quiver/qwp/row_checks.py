@@ -1,9 +1,9 @@
 """
-Functions that check and buffer one row, generated for the names and types of a row.
+Functions that check and buffer one row, made for the names and types of a row.
 
 Most rows have the names and types of the previous one. For these, every step whose outcome is known (which names, how
-many values, which of them are text) is resolved once; what remains is straight code without loops. Only numbers and
-fixed words become part of the source: names and types are arguments.
+many values, which of them are text) is resolved once. In the kernel a check is one call; its twin is straight code
+without loops, generated from numbers and fixed words only: names and types are arguments.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["RowCheck", "row_check"]
+from quiver.primitives.kernel import KERNEL
 
-RowCheck = Callable[[Any, Any, Any, int, Callable[[tuple[Any, ...]], object]], int]
+__all__ = ["RowCheck", "row_check", "row_check_in_python"]
+
+RowCheck = Callable[[Any, Any, Any, int, list[tuple[Any, ...]]], int]
 """
-``check(symbols, columns, at, bytes_max, add)``: pass the values to *add* and return the approximate size of the row,
-or return 0 without a call of *add* if the row has other names or types, or a value that needs a closer look.
+``check(symbols, columns, at, bytes_max, rows)``: append the values to *rows* and return the approximate size of the
+row, or return 0 and append nothing if the row has other names or types, or a value that needs a closer look.
 """
 
 _VALUES_MAX = 64
@@ -36,19 +38,33 @@ def row_check(
     """
     Return the check for rows with these names and types, or None if they have too many values.
 
-    Values at the positions *whole_numbers* must fit into 64 bits, and those at *texts* must be ASCII. Symbols come
-    first, then columns, then the timestamp.
+    Values at the positions *whole_numbers* must fit into 64 bits, and those at *texts* must be valid UTF-8. Symbols
+    come first, then columns, then the timestamp.
     """
     if len(types) > _VALUES_MAX:
         return None
-    made: RowCheck = _factory(len(symbols), len(columns), whole_numbers, texts)(
-        (*symbols, *columns), types, fixed_bytes
-    )
+    make = row_check_in_python if KERNEL is None else KERNEL.row_check
+    numbers, words = (sum(1 << at for at in places) for places in (whole_numbers, texts))
+    check: RowCheck = make(len(symbols), (*symbols, *columns), tuple(types), numbers, words, fixed_bytes)
+    return check
+
+
+def row_check_in_python(
+    symbols: int,
+    names: tuple[str, ...],
+    types: tuple[type, ...],
+    whole_numbers: int,
+    texts: int,
+    fixed_bytes: int,
+    /,
+) -> RowCheck:
+    """Return the check. The first *symbols* of *names* are symbols; bit n of the two numbers is position n."""
+    made: RowCheck = _factory(symbols, len(names) - symbols, whole_numbers, texts)(names, types, fixed_bytes)
     return made
 
 
 @lru_cache(maxsize=128)
-def _factory(symbols: int, columns: int, whole_numbers: tuple[int, ...], texts: tuple[int, ...]) -> Any:
+def _factory(symbols: int, columns: int, whole_numbers: int, texts: int) -> Any:
     """Return ``make(names, types, fixed_bytes)``, which returns the check."""
     last = symbols + columns
     names, types = (
@@ -56,25 +72,29 @@ def _factory(symbols: int, columns: int, whole_numbers: tuple[int, ...], texts: 
     )
     found = [f"v{at} = {'symbols' if at < symbols else 'columns'}[k{at}]" for at in range(last)]
     other = [f"type(v{at}) is not t{at}" for at in range(last + 1)]
-    valid = [_FITS.format(at) for at in whole_numbers] + [f"v{at}.isascii()" for at in texts]
-    size = " + ".join(["fixed_bytes", *(f"len(v{at})" for at in texts)])
+    valid = [_FITS.format(at) for at in range(last + 1) if whole_numbers >> at & 1]
+    words = [f"v{at}" for at in range(last + 1) if texts >> at & 1]
+    size = " + ".join(["fixed_bytes", *(f"len({one} if {one}.isascii() else {one}.encode())" for one in words)])
     values = ", ".join(f"v{at}" for at in range(last + 1))
     source = f"""
 def make(names, types, fixed_bytes):
     {names}, = names
     {types}, = types
-    def check(symbols, columns, v{last}, bytes_max, add):
-        if len(symbols) != {symbols} or len(columns) != {columns}: return 0
+    def check(symbols, columns, v{last}, bytes_max, rows):
         if type(symbols) is not dict or type(columns) is not dict: return 0
+        if len(symbols) != {symbols} or len(columns) != {columns}: return 0
         try:
             {"; ".join(found)}
         except KeyError:
             return 0
         if {" or ".join(other)}: return 0
         if not ({" and ".join(valid) or "True"}): return 0
-        size = {size}
+        try:
+            size = {size}
+        except UnicodeEncodeError:
+            return 0
         if size > bytes_max: return 0
-        add(({values},))
+        rows.append(({values},))
         return size
     return check
 """

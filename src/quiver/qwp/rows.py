@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import ipaddress
+import itertools
 import struct
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
@@ -107,8 +109,8 @@ class RowTable:
         name_bytes_max: the maximum length of names.
 
     Attributes:
-        check, add: the arguments with which a caller may add a row like the previous one; see `RowCheck`. Both change
-            with `append`.
+        check, last: a caller may add a row like the previous one with `check` to the list `last`; see `RowCheck`.
+            Both change with `append`.
     """
 
     def __init__(self, name: str, *, name_bytes_max: int = 127) -> None:
@@ -120,7 +122,7 @@ class RowTable:
         self._plan: _Plan | None = None  # of the previous row; most rows are like the one before
         self._runs: list[_Run] = []
         self.check: RowCheck = _no_check
-        self.add: Callable[[tuple[Any, ...]], object] = id
+        self.last: list[tuple[Any, ...]] = []
 
     @property
     def rows(self) -> int:
@@ -135,7 +137,7 @@ class RowTable:
             UsageError: a name or a value cannot be sent, or the row alone exceeds *bytes_max* bytes. The row is not
                 buffered.
         """
-        size = self.check(symbols, columns, at, bytes_max, self.add)
+        size = self.check(symbols, columns, at, bytes_max, self.last)
         if size:
             return size
         values = (*symbols.values(), *columns.values(), at)
@@ -173,7 +175,7 @@ class RowTable:
         if not self._runs or self._runs[-1].columns != plan.columns:
             self._runs.append(_Run(plan.columns))
         self._runs[-1].nulls |= plan.nulls
-        self.check, self.add = plan.check, self._runs[-1].rows.append
+        self.check, self.last = plan.check, self._runs[-1].rows
 
     def _plan_for(
         self, symbols: Mapping[str, Any], columns: Mapping[str, Any], at: At
@@ -440,7 +442,7 @@ def _pack_numbers(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any
 
 
 def _pack_symbols(name: str, kind: ColumnType, values: Sequence[str], nulls: Any) -> ColumnData:  # noqa: ARG001
-    ids = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    ids: defaultdict[str, int] = defaultdict(itertools.count().__next__)  # numbers each value when it is first seen
     indices = np.fromiter(map(ids.__getitem__, values), np.int64, count=len(values))
     return symbol_column(name, list(ids), indices, nulls)
 

@@ -233,7 +233,7 @@ class Sender(SenderFigures):
                 self._tables[table] = rows
             else:
                 due = self._due
-                size = rows.check(symbols, columns, at, due.row_bytes_max, rows.add)
+                size = rows.check(symbols, columns, at, due.row_bytes_max, rows.last)
                 if not size:
                     size = rows.append(symbols, columns, at, bytes_max=due.row_bytes_max)
             self._buffered_bytes += size
