@@ -35,6 +35,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 import quiver
 import quiver.spark
 from quiver.bundle import OTLP_SCHEMA
+from quiver.counted import counted
 from quiver.otap import decode_requests, view_schema
 from report import BenchParser, Report, Result, machine, noise, ratios, run_rounds_of_several
 from telemetry import log_request
@@ -355,7 +356,7 @@ def main() -> None:
         report.add(table(cores, found))
         for figure in STAGES:
             results = found[figure]
-            report.compare(f"{figure}, {cores} cores", results[OURS], results[FILES], "records/s")
+            report.compare(f"{figure}, {counted(cores, 'core')}", results[OURS], results[FILES], "records/s")
     report.finish(options.write)
 
 

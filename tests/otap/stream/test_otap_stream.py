@@ -133,6 +133,7 @@ def test_a_dictionary_grows_from_8_to_16_bits_with_a_new_schema_id():
     line = Line("logs")
     (first, *_) = sent(line, *map(str, range(255)))
     assert index_of(first) == pa.dictionary(pa.uint8(), pa.string())
+    sent(line, *map(str, range(255)))
     (second, *_) = sent(line, "one more")
     assert index_of(second) == pa.dictionary(pa.uint16(), pa.string())
     assert second.schema_id != first.schema_id
@@ -150,9 +151,30 @@ def texts_over(line: Line, texts: list[str]) -> pa.Schema:
 
 def test_a_column_with_too_many_values_becomes_plain():
     line = Line("logs")
-    assert texts_over(line, [*map(str, range(40_000))]) == pa.dictionary(pa.uint16(), pa.string())
+    for _ in range(2):
+        assert texts_over(line, [*map(str, range(40_000))]) == pa.dictionary(pa.uint16(), pa.string())
     assert texts_over(line, [*map(str, range(40_000, 66_000))]) == pa.string()
     assert texts_over(line, ["1"]) == pa.string()
+
+
+def test_a_column_whose_values_hardly_repeat_becomes_plain_with_its_second_batch():
+    line = Line("logs")
+    assert pa.types.is_dictionary(texts_over(line, [*map(str, range(200))]))
+    assert texts_over(line, [*map(str, range(190, 390))]) == pa.string()
+    assert texts_over(line, ["1", "1"]) == pa.string()
+
+
+def test_small_batches_of_distinct_values_stay_dictionaries():
+    """A few values are no reason to change the schema."""
+    line = Line("logs")
+    for start in range(0, 250, 10):
+        assert pa.types.is_dictionary(texts_over(line, [*map(str, range(start, start + 10))]))
+
+
+def test_a_column_of_values_that_repeat_from_batch_to_batch_stays_a_dictionary():
+    line = Line("logs")
+    for start in range(0, 2000, 200):
+        assert pa.types.is_dictionary(texts_over(line, [*map(str, range(start // 2, start // 2 + 200))]))
 
 
 def test_a_full_dictionary_of_repeated_values_is_emptied():

@@ -2,8 +2,9 @@
 Encoding of one OTAP stream: tables → messages, with dictionaries that grow from message to message.
 
 A column that was sent once is always sent, so that schemas rarely change. A dictionary starts with an index of 8 bits,
-then 16 bits. When its values no longer fit, it is emptied if values repeat; otherwise the column becomes plain. Each
-new schema gets a schema id that was not used before on the stream.
+then 16 bits. When its values no longer fit, it is emptied if values repeat; otherwise the column becomes plain. A
+column whose values hardly ever repeat becomes plain with its second batch. Each new schema gets a schema id that was
+not used before on the stream.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ COMPRESSIONS = ("zstd", "none")
 _DICTIONARY_BYTES_MAX = 4 * 1024 * 1024
 _REPEATED = 0.3
 """Ratio of distinct values: below it, a full dictionary is emptied; above it, the column becomes plain."""
+
+_UNREPEATED = 15 / 16
+_ROWS_MIN = 256
+"""
+Above this ratio of distinct values among at least that many rows, a dictionary takes more bytes and time than it
+saves, and the column becomes plain before the dictionary is full. Not with the first batch: a stream of one batch would
+have two schemas.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +251,8 @@ class StreamEncoder:
 
 def _bits(growing: _Growing, values: int, of_batch: int) -> int:
     """Return the width of the index for *values* values, of which the batch has *of_batch*; 0 for a plain column."""
+    if growing.places and growing.inserted >= _ROWS_MIN and values > growing.inserted * _UNREPEATED:
+        return 0
     for bits, most, _ in INDEX_TYPES:
         if bits >= growing.bits and values <= most:
             return bits
