@@ -102,6 +102,20 @@ def test_streams_of_tables_arrive():
     assert all(30 in bundle.batches for bundle in store.kept)
 
 
+@pytest.mark.parametrize(
+    ("receiver_type", "sender_type"), [(OtlpGrpcReceiver, OtlpGrpcSender), (OtapGrpcReceiver, OtapGrpcSender)]
+)
+def test_a_server_that_does_not_know_zstd_gets_plain_messages(receiver_type, sender_type):
+    """Its refusal is not about the data: the first request is sent again, and none becomes a dead letter."""
+    store = Kept()
+    without = OtlpSettings(listening_addr="127.0.0.1:0", workers=2, transport="grpcio")
+    with receiver_type(store, without) as receiver, closing(sender_type(settings_to(receiver.port))) as sender:
+        replies = [sender.send("logs", log_request(size=20_000)) for _ in range(3)]
+    assert [reply.outcome for reply in replies] == ["retry", "confirmed", "confirmed"]
+    assert "the server does not accept zstd" in replies[0].message
+    assert len(store.kept) == 2
+
+
 def test_connections_that_a_receiver_closes_are_opened_again():
     store = Kept()
     young = OtlpSettings(listening_addr="127.0.0.1:0", keepalive=KeepaliveSettings(max_connection_age_s=0.02))

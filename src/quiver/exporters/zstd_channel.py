@@ -2,7 +2,8 @@
 A gRPC channel that compresses messages with Zstandard, which that of `grpcio` cannot.
 
 It has the methods of a channel of `grpcio` that the senders use, and raises the same errors. A failure of the
-connection has the status UNAVAILABLE: the request may be sent again.
+connection has the status UNAVAILABLE: the request may be sent again. So has the answer of a server that does not know
+zstd, and later calls are not compressed: the refusal is not about the data.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import base64
 import binascii
 import contextlib
 import queue
+import re
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -29,11 +31,21 @@ from quiver.receivers.loop_thread import LoopThread
 __all__ = ["ZstdChannel"]
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_UNAVAILABLE, _DEADLINE_EXCEEDED, _CANCELLED = 14, 4, 1
+_UNAVAILABLE, _INTERNAL, _UNIMPLEMENTED, _DEADLINE_EXCEEDED, _CANCELLED = 14, 13, 12, 4, 1
 _CONNECTIONS_TRIED = 2
 _ENCODING = b"zstd"
 
+_UNKNOWN_ENCODING = {
+    _UNIMPLEMENTED: re.compile(r"grpc-encoding|compress", re.IGNORECASE),
+    _INTERNAL: re.compile("grpc-encoding", re.IGNORECASE),
+}
+"""How the gRPC implementations in C, Go, Java and Rust refuse a compression that they do not know."""
+
 Metadata = Iterable[tuple[str, str]]
+
+
+_Message = tuple[bytes, bool]
+"""What is sent, and whether it is compressed."""
 
 
 class _CallError(grpc.RpcError):
@@ -82,6 +94,7 @@ class ZstdChannel:
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
         self._closed = False
+        self._compresses = True  # until the server refuses it
         self._connection: ClientConnection | None = None
         self._connecting: asyncio.Lock | None = None
 
@@ -90,7 +103,9 @@ class ZstdChannel:
 
         def call(request: bytes, *, timeout: float, metadata: Metadata = (), compression: object = None) -> bytes:
             del compression
-            return self._started().run(self._unary(path, _compressed(request), timeout, tuple(metadata)))
+            compresses = self._compresses
+            message = _compressed(request) if compresses else _plain(request)
+            return self._started().run(self._unary(path, message, timeout, self._headers(metadata, compresses)))
 
         return call
 
@@ -102,7 +117,9 @@ class ZstdChannel:
         ) -> _StreamCall:
             del compression
             answers: queue.SimpleQueue[bytes | _CallError | None] = queue.SimpleQueue()
-            stream = self._stream(path, requests, answers, timeout, tuple(metadata))
+            compresses = self._compresses
+            message_of = _compressed if compresses else _plain
+            stream = self._stream(path, requests, message_of, answers, timeout, self._headers(metadata, compresses))
             return _StreamCall(self._started().submit(stream), answers)
 
         return call
@@ -115,6 +132,18 @@ class ZstdChannel:
         if loop is not None:
             loop.run(self._disconnect())
             loop.stop()
+
+    @staticmethod
+    def _headers(metadata: Metadata, compresses: bool) -> tuple[tuple[bytes, bytes], ...]:  # noqa: FBT001
+        encoding = ((b"grpc-encoding", _ENCODING),) if compresses else ()
+        return (*encoding, *((name.lower().encode(), value.encode()) for name, value in metadata))
+
+    def _error_of(self, call: ClientCall) -> _CallError:
+        code = _UNAVAILABLE if call.code is None else call.code
+        if self._compresses and code in _UNKNOWN_ENCODING and _UNKNOWN_ENCODING[code].search(call.text):
+            self._compresses = False
+            return _CallError(_UNAVAILABLE, f"the server does not accept zstd; sending without it: {call.text}")
+        return _CallError(code, call.text, call.metadata)
 
     def _started(self) -> LoopThread:
         with self._lock:
@@ -130,7 +159,7 @@ class ZstdChannel:
         if self._connection is not None:
             self._connection.close()
 
-    async def _opened(self, path: str, timeout_s: float, metadata: tuple[tuple[str, str], ...]) -> ClientCall:
+    async def _opened(self, path: str, timeout_s: float, own_headers: tuple[tuple[bytes, bytes], ...]) -> ClientCall:
         headers = [
             (b":method", b"POST"),
             (b":scheme", b"https" if self._target.tls else b"http"),
@@ -139,10 +168,9 @@ class ZstdChannel:
             (b"te", b"trailers"),
             (b"content-type", b"application/grpc"),
             (b"user-agent", b"quiver"),
-            (b"grpc-encoding", _ENCODING),
             (b"grpc-accept-encoding", b"identity"),
             (b"grpc-timeout", b"%dm" % max(1, min(99_999_999, round(timeout_s * 1000)))),
-            *((name.lower().encode(), value.encode()) for name, value in metadata),
+            *own_headers,
         ]
         for _ in range(_CONNECTIONS_TRIED):
             connection = await self._connected()
@@ -170,12 +198,12 @@ class ZstdChannel:
             return self._connection
 
     async def _unary(
-        self, path: str, message: tuple[bytes, bool], timeout_s: float, metadata: tuple[tuple[str, str], ...]
+        self, path: str, message: _Message, timeout_s: float, own_headers: tuple[tuple[bytes, bytes], ...]
     ) -> bytes:
         call: ClientCall | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                call = await self._opened(path, timeout_s, metadata)
+                call = await self._opened(path, timeout_s, own_headers)
                 # An answer that comes before the end of the request is the answer.
                 with contextlib.suppress(ConnectionEndedError):
                     await call.send(message[0], is_compressed=message[1])
@@ -189,7 +217,7 @@ class ZstdChannel:
         except asyncio.CancelledError:
             raise _CallError(_CANCELLED, "the sender was closed") from None
         if call.code != 0:
-            raise _error_of(call)
+            raise self._error_of(call)
         return found[0] if found else b""
 
     def _give_up(self, call: ClientCall | None, code: int) -> None:
@@ -202,20 +230,21 @@ class ZstdChannel:
         self,
         path: str,
         requests: Iterator[bytes],
+        message_of: Callable[[bytes], _Message],
         answers: queue.SimpleQueue[bytes | _CallError | None],
         timeout_s: float,
-        metadata: tuple[tuple[str, str], ...],
+        own_headers: tuple[tuple[bytes, bytes], ...],
     ) -> None:
         call: ClientCall | None = None
         sending: asyncio.Task[None] | None = None
         end: _CallError | None = _CallError(_CANCELLED, "the call was cancelled")
         try:
             async with asyncio.timeout(timeout_s):
-                call = await self._opened(path, timeout_s, metadata)
-                sending = asyncio.create_task(_send_all(call, requests))
+                call = await self._opened(path, timeout_s, own_headers)
+                sending = asyncio.create_task(_send_all(call, map(message_of, requests)))
                 while (answer := await call.messages.get()) is not None:
                     answers.put(answer)
-            end = None if call.code == 0 else _error_of(call)
+            end = None if call.code == 0 else self._error_of(call)
         except TimeoutError:
             self._give_up(call, _DEADLINE_EXCEEDED)
             end = _CallError(_DEADLINE_EXCEEDED, "the stream did not end in time")
@@ -250,27 +279,22 @@ class _StreamCall:
         self._running.cancel()
 
 
-async def _send_all(call: ClientCall, requests: Iterator[bytes]) -> None:
+async def _send_all(call: ClientCall, messages: Iterator[_Message]) -> None:
     loop = asyncio.get_running_loop()
     with contextlib.suppress(ConnectionEndedError):
-        while (found := await loop.run_in_executor(None, _next_compressed, requests)) is not None:
+        while (found := await loop.run_in_executor(None, next, messages, None)) is not None:
             await call.send(found[0], is_compressed=found[1])
         call.half_close()
 
 
-def _next_compressed(requests: Iterator[bytes]) -> tuple[bytes, bool] | None:
-    request = next(requests, None)
-    return None if request is None else _compressed(request)
+def _plain(message: bytes) -> _Message:
+    return message, False
 
 
-def _compressed(message: bytes) -> tuple[bytes, bool]:
-    """Return the message to send, and whether it is compressed: not if that does not make it smaller."""
+def _compressed(message: bytes) -> _Message:
+    """Compress a message, unless that does not make it smaller."""
     smaller: bytes = pa.compress(message, codec="zstd", asbytes=True) if message else b""
     return (smaller, True) if len(smaller) < len(message) else (message, False)
-
-
-def _error_of(call: ClientCall) -> _CallError:
-    return _CallError(_UNAVAILABLE if call.code is None else call.code, call.text, call.metadata)
 
 
 def _decoded(value: str) -> bytes:
