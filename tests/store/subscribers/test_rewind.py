@@ -1,14 +1,18 @@
 """A rewind returns existing bundles, reports missing ones, and is durable on return."""
 
+import threading
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 from registry_rig import ROOT, Bench, crash_states, names
 
+import quiver
 from quiver.bundle import BundleRef
 from quiver.errors import DirectoryInUseError, StoreClosedError, UnknownSubscriberError, UsageError
 from quiver.store.format.progress import Progress
 from quiver.store.subscribers.progress_store import SubscriberFile, load_progress
+from quiver.store.subscribers.records import SubscriberRecord
 from quiver.store.subscribers.start import Rewound
 from quiver.store.subscribers.state import SegmentRef
 from quiver.testing.crashfs import CrashFileSystem
@@ -202,3 +206,27 @@ def test_after_a_disk_error_the_next_pass_writes_the_rewind():
     for name in ("quiver.sub.a", "quiver.sub.a.bak"):
         path = f"{ROOT}/{name}"
         assert faulty.read_all(path, size_max=1000) == faulty.read_all(f"{ROOT}/quiver.sub.a", size_max=1000)
+
+
+def test_a_call_for_bundles_during_a_rewind_gets_one_that_it_can_acknowledge(tmp_path, monkeypatch):
+    """The store owns the subscriber for the moment of the rewind. A claim from then would end with it."""
+    with quiver.open(tmp_path) as store:
+        subscriber = store.register("a", start="earliest")
+        store.activate()
+        store.ingest(quiver.Bundle({30: pa.record_batch({"n": [1]})}))
+        store.seal()
+        handles: list[quiver.BundleHandle] = []
+        caller = threading.Thread(target=lambda: handles.append(subscriber.next_bundle(timeout=30)))
+        save, queues = SubscriberRecord.save, []
+
+        def save_during_a_call(record, **how):
+            if not queues:
+                queues.append(record.queue)
+                caller.start()
+            return save(record, **how)
+
+        monkeypatch.setattr(SubscriberRecord, "save", save_during_a_call)
+        store.rewind("a", "earliest")
+        caller.join(30)
+        handles[0].ack()
+        assert queues == [None]

@@ -323,7 +323,7 @@ class SubscriberRecord:
         borrowed = self.file is None
         if borrowed:
             try:
-                self.acquire()
+                self.acquire(borrows=True)
             except DirectoryInUseError:
                 with self._table.condition:
                     self.idle_since_s = self._table.clock.monotonic()
@@ -341,9 +341,12 @@ class SubscriberRecord:
                 self._signature = None
         return True
 
-    def acquire(self) -> None:
+    def acquire(self, *, borrows: bool = False) -> None:
         """
         Take the lock and load the state from the file.
+
+        *borrows*: without a queue, for a change by the store itself. A call for bundles that found a queue would not
+        wait until the file can be acquired, and would lose its claims with the release.
 
         Raises:
             DirectoryInUseError: another process owns the subscriber.
@@ -364,7 +367,7 @@ class SubscriberRecord:
         if file.written is not None:
             self._set_states(file.written)
         with table.condition:
-            self.queue = DeliveryQueue(self.state, table.segments, order=self.order)
+            self.queue = None if borrows else DeliveryQueue(self.state, table.segments, order=self.order)
             self._is_rewound = False
             self.is_dirty = bool(table.early.get(self.id))
             self.file = file
