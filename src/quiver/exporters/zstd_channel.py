@@ -45,7 +45,7 @@ Metadata = Iterable[tuple[str, str]]
 
 
 _Message = tuple[bytes, bool]
-"""What is sent, and whether it is compressed."""
+"""The bytes to send, and whether they are compressed."""
 
 
 class _CallError(grpc.RpcError):
