@@ -21,7 +21,7 @@ from quiver.testing.crashfs import CrashFileSystem
 ROOT = "/store"
 DOWN = Reply("retry", "UNAVAILABLE", "down")
 BUNDLES = 12
-SETTINGS = Settings(segment_bundles_max=4, delete_grace_s=0.0)
+SETTINGS = Settings(segment_bundles_max=4, delete_grace_s=0.0, deliver_unsealed=True)
 
 
 class Life:

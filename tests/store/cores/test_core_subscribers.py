@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from core_rig import Rig, fill, numbered
 
@@ -77,13 +79,14 @@ def test_a_rewind_by_name_applies_to_every_core(rig: Rig) -> None:
 
 def test_every_core_delivers_before_its_segment_is_written(rig: Rig) -> None:
     """Segments that are resolved in all cores have no files, and after a crash nothing is delivered again."""
+    rig.settings = replace(rig.settings, deliver_unsealed=True)
     with rig.open() as store:
         subscriber = store.register("one", start="earliest")
         for number in range(6):
             store.ingest(numbered(number))
         assert drain(store, "one") == [*range(6)]
         store.maintain()
-        crashed = Rig(rig.fs.clone_after_kill(), rig.clock)
+        crashed = Rig(rig.fs.clone_after_kill(), rig.clock, deliver_unsealed=True)
         rig.clock.advance(60.0)
         store.maintain()
         assert [rig.segments(core) for core in range(3)] == [[], [], []]
