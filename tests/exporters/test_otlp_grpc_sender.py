@@ -28,8 +28,7 @@ def sender_to(request, monkeypatch):
     made, own = [], {}
     if request.param == "zstd":
         own = {"compression_method": "zstd"}
-        monkeypatch.setattr(zstd_channel, "_ENCODING", b"identity")
-        monkeypatch.setattr(zstd_channel, "_compressed", lambda message: (message, False))
+        monkeypatch.setattr(zstd_channel, "_COMPRESSED", zstd_channel._PLAIN)
 
     def make(destination, **how):
         port = destination if isinstance(destination, int) else destination.port

@@ -4,7 +4,9 @@ import contextlib
 import random
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
@@ -114,6 +116,24 @@ def test_a_server_that_does_not_know_zstd_gets_plain_messages(receiver_type, sen
     assert [reply.outcome for reply in replies] == ["retry", "confirmed", "confirmed"]
     assert "the server does not accept zstd" in replies[0].message
     assert len(store.kept) == 2
+
+
+def test_requests_that_were_on_the_way_at_the_first_refusal_are_sent_again_too(monkeypatch):
+    """All of them were compressed before any was refused."""
+    store, at_once = Kept(), threading.Barrier(4)
+
+    def compress_together(message, **how):
+        at_once.wait(30)
+        return compressed(message, **how)
+
+    compressed = pyarrow.compress
+    monkeypatch.setattr(pyarrow, "compress", compress_together)
+    without = OtlpSettings(listening_addr="127.0.0.1:0", workers=2, transport="grpcio")
+    with OtlpGrpcReceiver(store, without) as receiver, closing(OtlpGrpcSender(settings_to(receiver.port))) as sender:
+        with ThreadPoolExecutor(4) as pool:
+            replies = [*pool.map(sender.send, ["logs"] * 4, [log_request(size=20_000)] * 4)]
+        assert [reply.outcome for reply in replies] == ["retry"] * 4
+        assert sender.send("logs", log_request(size=20_000)).outcome == "confirmed"
 
 
 def test_connections_that_a_receiver_closes_are_opened_again():

@@ -18,6 +18,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -33,7 +34,6 @@ __all__ = ["ZstdChannel"]
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _UNAVAILABLE, _INTERNAL, _UNIMPLEMENTED, _DEADLINE_EXCEEDED, _CANCELLED = 14, 13, 12, 4, 1
 _CONNECTIONS_TRIED = 2
-_ENCODING = b"zstd"
 
 _UNKNOWN_ENCODING = {
     _UNIMPLEMENTED: re.compile(r"grpc-encoding|compress", re.IGNORECASE),
@@ -46,6 +46,24 @@ Metadata = Iterable[tuple[str, str]]
 
 _Message = tuple[bytes, bool]
 """The bytes to send, and whether they are compressed."""
+
+
+def _compressed(message: bytes) -> _Message:
+    """Compress a message, unless that does not make it smaller."""
+    smaller: bytes = pa.compress(message, codec="zstd", asbytes=True) if message else b""
+    return (smaller, True) if len(smaller) < len(message) else (message, False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the messages of a call are sent, and the headers that announce it."""
+
+    message: Callable[[bytes], _Message]
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+_COMPRESSED = _Form(_compressed, ((b"grpc-encoding", b"zstd"),))
+_PLAIN = _Form(lambda message: (message, False), ())
 
 
 class _CallError(grpc.RpcError):
@@ -94,7 +112,7 @@ class ZstdChannel:
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
         self._closed = False
-        self._compresses = True  # until the server refuses it
+        self._sent_as = _COMPRESSED  # until the server refuses it
         self._connection: ClientConnection | None = None
         self._connecting: asyncio.Lock | None = None
 
@@ -103,9 +121,8 @@ class ZstdChannel:
 
         def call(request: bytes, *, timeout: float, metadata: Metadata = (), compression: object = None) -> bytes:
             del compression
-            compresses = self._compresses
-            message = _compressed(request) if compresses else _plain(request)
-            return self._started().run(self._unary(path, message, timeout, self._headers(metadata, compresses)))
+            sent_as = self._sent_as
+            return self._started().run(self._unary(path, sent_as, sent_as.message(request), timeout, tuple(metadata)))
 
         return call
 
@@ -117,9 +134,7 @@ class ZstdChannel:
         ) -> _StreamCall:
             del compression
             answers: queue.SimpleQueue[bytes | _CallError | None] = queue.SimpleQueue()
-            compresses = self._compresses
-            message_of = _compressed if compresses else _plain
-            stream = self._stream(path, requests, message_of, answers, timeout, self._headers(metadata, compresses))
+            stream = self._stream(path, self._sent_as, requests, answers, timeout, tuple(metadata))
             return _StreamCall(self._started().submit(stream), answers)
 
         return call
@@ -133,15 +148,11 @@ class ZstdChannel:
             loop.run(self._disconnect())
             loop.stop()
 
-    @staticmethod
-    def _headers(metadata: Metadata, compresses: bool) -> tuple[tuple[bytes, bytes], ...]:  # noqa: FBT001
-        encoding = ((b"grpc-encoding", _ENCODING),) if compresses else ()
-        return (*encoding, *((name.lower().encode(), value.encode()) for name, value in metadata))
-
-    def _error_of(self, call: ClientCall) -> _CallError:
+    def _error_of(self, call: ClientCall, sent_as: _Form) -> _CallError:
         code = _UNAVAILABLE if call.code is None else call.code
-        if self._compresses and code in _UNKNOWN_ENCODING and _UNKNOWN_ENCODING[code].search(call.text):
-            self._compresses = False
+        # How this call was sent: others of that form may be on the way at the first refusal.
+        if sent_as is _COMPRESSED and code in _UNKNOWN_ENCODING and _UNKNOWN_ENCODING[code].search(call.text):
+            self._sent_as = _PLAIN
             return _CallError(_UNAVAILABLE, f"the server does not accept zstd; sending without it: {call.text}")
         return _CallError(code, call.text, call.metadata)
 
@@ -159,7 +170,9 @@ class ZstdChannel:
         if self._connection is not None:
             self._connection.close()
 
-    async def _opened(self, path: str, timeout_s: float, own_headers: tuple[tuple[bytes, bytes], ...]) -> ClientCall:
+    async def _opened(
+        self, path: str, sent_as: _Form, timeout_s: float, metadata: tuple[tuple[str, str], ...]
+    ) -> ClientCall:
         headers = [
             (b":method", b"POST"),
             (b":scheme", b"https" if self._target.tls else b"http"),
@@ -170,7 +183,8 @@ class ZstdChannel:
             (b"user-agent", b"quiver"),
             (b"grpc-accept-encoding", b"identity"),
             (b"grpc-timeout", b"%dm" % max(1, min(99_999_999, round(timeout_s * 1000)))),
-            *own_headers,
+            *sent_as.headers,
+            *((name.lower().encode(), value.encode()) for name, value in metadata),
         ]
         for _ in range(_CONNECTIONS_TRIED):
             connection = await self._connected()
@@ -198,12 +212,12 @@ class ZstdChannel:
             return self._connection
 
     async def _unary(
-        self, path: str, message: _Message, timeout_s: float, own_headers: tuple[tuple[bytes, bytes], ...]
+        self, path: str, sent_as: _Form, message: _Message, timeout_s: float, metadata: tuple[tuple[str, str], ...]
     ) -> bytes:
         call: ClientCall | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                call = await self._opened(path, timeout_s, own_headers)
+                call = await self._opened(path, sent_as, timeout_s, metadata)
                 # An answer that comes before the end of the request is the answer.
                 with contextlib.suppress(ConnectionEndedError):
                     await call.send(message[0], is_compressed=message[1])
@@ -217,7 +231,7 @@ class ZstdChannel:
         except asyncio.CancelledError:
             raise _CallError(_CANCELLED, "the sender was closed") from None
         if call.code != 0:
-            raise self._error_of(call)
+            raise self._error_of(call, sent_as)
         return found[0] if found else b""
 
     def _give_up(self, call: ClientCall | None, code: int) -> None:
@@ -229,22 +243,22 @@ class ZstdChannel:
     async def _stream(
         self,
         path: str,
+        sent_as: _Form,
         requests: Iterator[bytes],
-        message_of: Callable[[bytes], _Message],
         answers: queue.SimpleQueue[bytes | _CallError | None],
         timeout_s: float,
-        own_headers: tuple[tuple[bytes, bytes], ...],
+        metadata: tuple[tuple[str, str], ...],
     ) -> None:
         call: ClientCall | None = None
         sending: asyncio.Task[None] | None = None
         end: _CallError | None = _CallError(_CANCELLED, "the call was cancelled")
         try:
             async with asyncio.timeout(timeout_s):
-                call = await self._opened(path, timeout_s, own_headers)
-                sending = asyncio.create_task(_send_all(call, map(message_of, requests)))
+                call = await self._opened(path, sent_as, timeout_s, metadata)
+                sending = asyncio.create_task(_send_all(call, map(sent_as.message, requests)))
                 while (answer := await call.messages.get()) is not None:
                     answers.put(answer)
-            end = None if call.code == 0 else self._error_of(call)
+            end = None if call.code == 0 else self._error_of(call, sent_as)
         except TimeoutError:
             self._give_up(call, _DEADLINE_EXCEEDED)
             end = _CallError(_DEADLINE_EXCEEDED, "the stream did not end in time")
@@ -285,16 +299,6 @@ async def _send_all(call: ClientCall, messages: Iterator[_Message]) -> None:
         while (found := await loop.run_in_executor(None, next, messages, None)) is not None:
             await call.send(found[0], is_compressed=found[1])
         call.half_close()
-
-
-def _plain(message: bytes) -> _Message:
-    return message, False
-
-
-def _compressed(message: bytes) -> _Message:
-    """Compress a message, unless that does not make it smaller."""
-    smaller: bytes = pa.compress(message, codec="zstd", asbytes=True) if message else b""
-    return (smaller, True) if len(smaller) < len(message) else (message, False)
 
 
 def _decoded(value: str) -> bytes:
