@@ -244,7 +244,7 @@ bench: $(READY) $(KERNEL) build/spark-4.2/.ready ## measure beside rivals: ratio
 	$(BIN)/python bench/aof.py --write docs/benchmarks.md
 	$(BIN)/python bench/qwp.py --write docs/benchmarks.md
 
-BENCH_PURE := ingest goals startup receive pipeline overhead forward topics aof qwp
+BENCH_PURE := ingest goals startup receive pipeline overhead topics aof qwp
 
 bench-pure: $(READY) ## measure again without the compiled kernel: the last column of the summary (make bench first)
 	for script in $(BENCH_PURE); do \

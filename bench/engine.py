@@ -4,6 +4,7 @@ store, with the same words, the same data and the same line of JSON.
 
     .venv/bin/python bench/engine.py bench MODE ROWS BUNDLES DIRECTORY     MODE is wal, synced or segment_only
     .venv/bin/python bench/engine.py runs MODE ROWS BUNDLES DIRECTORY      the same, delivered in runs
+    .venv/bin/python bench/engine.py received MODE ROWS BUNDLES DIRECTORY  the same as bench, with batches from messages
     .venv/bin/python bench/engine.py fill ROWS BUNDLES DIRECTORY           log so many bundles, seal nothing, die
     .venv/bin/python bench/engine.py reopen DIRECTORY                      time the replay, then the sealing
 """
@@ -51,6 +52,12 @@ def sources(rows: int) -> list[pa.RecordBatch]:
     ]
 
 
+def received(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return *batches* as a receiver has them: over the bytes of a message, which nobody can change."""
+    messages = [bytes(batch.serialize()) for batch in batches]
+    return [pa.ipc.read_record_batch(pa.py_buffer(message), batches[0].schema) for message in messages]
+
+
 def deliver_and_ack(store: quiver.Store) -> dict[str, float]:
     subscriber = store.register("bench", start="earliest")
     delivered = rows = 0
@@ -85,11 +92,19 @@ def deliver_in_runs(store: quiver.Store) -> dict[str, float]:
 
 
 def bench(
-    mode: str, rows: int, bundles: int, directory: Path, deliver: Callable[[quiver.Store], dict[str, float]]
+    mode: str,
+    source: list[pa.RecordBatch],
+    bundles: int,
+    directory: Path,
+    deliver: Callable[[quiver.Store], dict[str, float]],
 ) -> dict[str, float]:
-    source, bundle = sources(rows), quiver.Bundle
+    bundle = quiver.Bundle
     with quiver.open(directory, MODES[mode]) as store:
         ingest = store.ingest
+        # A running store, not one in its first second: its memory was used for segments before.
+        for number in range(bundles):
+            ingest(bundle({SLOT: source[number & 15]}))
+        store.seal()
         started, spent = perf_counter(), process_time()
         for number in range(bundles):
             ingest(bundle({SLOT: source[number & 15]}))
@@ -136,9 +151,11 @@ def reopen(directory: Path) -> dict[str, float]:
 def main(words: list[str]) -> None:
     match words:
         case ["bench", mode, rows, bundles, directory]:
-            found = bench(mode, int(rows), int(bundles), Path(directory), deliver_and_ack)
+            found = bench(mode, sources(int(rows)), int(bundles), Path(directory), deliver_and_ack)
         case ["runs", mode, rows, bundles, directory]:
-            found = bench(mode, int(rows), int(bundles), Path(directory), deliver_in_runs)
+            found = bench(mode, sources(int(rows)), int(bundles), Path(directory), deliver_in_runs)
+        case ["received", mode, rows, bundles, directory]:
+            found = bench(mode, received(sources(int(rows))), int(bundles), Path(directory), deliver_and_ack)
         case ["fill", rows, bundles, directory]:
             found = fill(int(rows), int(bundles), Path(directory))
         case ["reopen", directory]:

@@ -10,6 +10,7 @@ draining a backlog, what the buffer costs a pipeline, bytes on disk. P9's start-
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -40,14 +41,21 @@ def lines_of(goal: Goal, found: dict[str, dict[str, Result]]) -> Iterator[str]:
 
 
 def measure(goal: Goal, report: Report, rounds: int, scratch: Path) -> None:
-    """Run the contenders of one goal, and report its figures. Those with an aim are in the summary."""
-    found = run_rounds_of_several(goal.contenders, rounds=rounds, scratch=scratch)
+    """
+    Run the contenders of one goal, and report its figures. Those with an aim are in the summary.
+
+    Without the compiled kernel, only the two that are compared there run: the others do not use it.
+    """
+    contenders = goal.contenders
+    if os.environ.get("QUIVER_PURE"):
+        contenders = {name: run for name, run in contenders.items() if name in {goal.ours, goal.floor}}
+    found = run_rounds_of_several(contenders, rounds=rounds, scratch=scratch)
     report.add(lines_of(goal, found))
     for figure in goal.figures:
         results = found.get(figure.key, {})
         if figure.aim and goal.ours != goal.floor and goal.ours in results:
             report.compare(
-                f"{goal.key}: {goal.what}", results[goal.ours], results[goal.floor], figure.unit,
+                f"{goal.key}: {goal.what}: {figure.unit}", results[goal.ours], results[goal.floor], "",
                 lower_is_better=figure.lower_is_better, style=figure.style,
             )  # fmt: skip
 

@@ -32,7 +32,7 @@ import quiver
 from quiver.primitives.disk.real_files import RealFile, RealFileSystem
 from quiver.store.format.names import CURSOR_NAME
 from quiver.store.opening import open_store
-from report import BenchParser, Quick, Report, machine
+from report import BenchParser, Quick, Report, Result, machine
 
 TAIL_BYTES = 16 * 1024
 """What the floor reads of each segment: as much as opening one reads."""
@@ -143,14 +143,16 @@ def open_as_floor(directory: Path) -> None:
         zlib.crc32(path.read_bytes())
 
 
-CHILDREN = {"store": open_as_store, "floor": open_as_floor}
+STORE, FLOOR = "Quiver", "files read"
+CHILDREN = {STORE: open_as_store, FLOOR: open_as_floor}
 
 
 def in_child(*arguments: str) -> str:
     return subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def run_case(case: Case, count: int, rounds: int, scratch: Path) -> str:
+def run_case(case: Case, count: int, rounds: int, scratch: Path, report: Report) -> None:
+    """Open the directory of *case* in each round, and report its row."""
     original = scratch / "original"
     in_child("--build", case.name, str(count), str(original))
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CHILDREN}
@@ -164,15 +166,17 @@ def run_case(case: Case, count: int, rounds: int, scratch: Path) -> str:
             if turn:  # the first round warms up
                 found[name].append(one)
     shutil.rmtree(original)
-    seconds = [one["seconds"] for one in found["store"]]
-    floors = [one["seconds"] for one in found["floor"]]
-    processor = statistics.median(one["processor"] for one in found["store"])
+    results = {name: Result(name, [one["seconds"] for one in found[name]]) for name in CHILDREN}
+    seconds, floors = results[STORE].rates, results[FLOOR].rates
+    processor = statistics.median(one["processor"] for one in found[STORE])
     ratio = statistics.median(floor / mine for floor, mine in zip(floors, seconds, strict=True))
-    memory = statistics.median(one["bytes"] for one in found["store"]) / (1 << 20)
-    return (
+    memory = statistics.median(one["bytes"] for one in found[STORE]) / (1 << 20)
+    row = (
         f"| {count:,} {case.name} | {statistics.median(seconds):.2f} | {min(seconds):.2f} to {max(seconds):.2f} | "
         f"{processor:.2f} | {case.aim_s * count / case.count:g} | {ratio:.2f} | {memory:.0f} MiB |"
     )
+    report.add([row])
+    report.compare(f"{count:,} {case.name}", results[STORE], results[FLOOR], "s", lower_is_better=True, style=".2f")
 
 
 def copy_directory(source: Path, target: Path) -> None:
@@ -210,7 +214,7 @@ def main() -> None:
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bench-startup-", dir=Path.cwd()) as scratch:
         for case in CASES:
-            report.add([run_case(case, case.count // options.share, options.rounds, Path(scratch))])
+            run_case(case, case.count // options.share, options.rounds, Path(scratch), report)
     report.finish(options.write)
 
 

@@ -86,6 +86,19 @@ def test_a_run_without_the_kernel_adds_its_ratio_to_the_rows_and_changes_nothing
     assert "1.50" in page.read_text()
 
 
+def test_a_run_without_the_kernel_never_replaces_the_section_of_one_with_it(page, monkeypatch):
+    """Also if the section has no rows in the summary."""
+    without_rows = Report("read", "Measured.", "what", "figure")
+    without_rows.add(["| a | 1 |"])
+    without_rows.finish(page)
+    before = page.read_text()
+    monkeypatch.setenv("QUIVER_PURE", "1")
+    pure = Report("read", "Measured.", "what", "figure")
+    pure.add(["| a | 2 |"])
+    pure.finish(page)
+    assert page.read_text() == before
+
+
 def test_a_run_without_the_kernel_alone_is_written_as_it_is(page, monkeypatch):
     monkeypatch.setenv("QUIVER_PURE", "1")
     report("read", [3.0], [2.0]).finish(page)
