@@ -75,6 +75,45 @@ def test_the_crates_decode_our_streams_to_their_requests(case):
     assert together(arrived, signal) == together(requests, signal)
 
 
+def distinct_request(signal: str, number: int, rows: int = 400):
+    """Return a request in which few values of a column are the same."""
+    request = REQUESTS[VIEW_OF[signal]]()
+    if signal == "logs":
+        records = request.resource_logs.add().scope_logs.add().log_records
+    elif signal == "traces":
+        records = request.resource_spans.add().scope_spans.add().spans
+    else:
+        metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="requests", unit="1")
+        records = metric.gauge.data_points
+    for row in range(number * rows, (number + 1) * rows):
+        item = records.add()
+        if signal != "traces":
+            item.time_unix_nano = 1_700_000_000_000_000_000 + row
+        item.attributes.add(key="path").value.string_value = f"/items/{row}"
+        if signal == "metrics":
+            item.as_double = row / 2
+            continue
+        item.attributes.add(key="length").value.int_value = row
+        item.attributes.add(key="kind").value.string_value = "read"
+        item.trace_id, item.span_id = row.to_bytes(16, "big"), row.to_bytes(8, "big")
+        if signal == "logs":
+            item.body.string_value = f"item {row} was read"
+        else:
+            item.name = f"read {row}"
+            item.start_time_unix_nano, item.end_time_unix_nano = row + 1, row + 2
+    return request
+
+
+@pytest.mark.parametrize("signal", VIEW_OF)
+def test_the_crates_decode_columns_that_became_plain_within_a_stream(signal):
+    """Columns that hardly repeat are dictionaries in the first message, and plain from the second on."""
+    requests = [distinct_request(signal, number).SerializeToString() for number in range(1, 4)]
+    encoder = StreamEncoder(signal)
+    messages = [batch.message for data in requests for batch in encoder.encode(tables_of(data, signal))]
+    arrived = otap_driver.run("decode", signal, messages=messages)
+    assert together(arrived, signal) == together(requests, signal)
+
+
 @pytest.mark.parametrize("name", ["logs_sdk", "traces_sdk", "metrics_sdk"])
 def test_our_receiver_stores_a_stream_of_the_crates(name):
     case, store = CASES[name], KeptTables()
