@@ -53,7 +53,7 @@ def sources(rows: int) -> list[pa.RecordBatch]:
 
 
 def received(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Return *batches* as a receiver has them: over the bytes of a message, which nobody can change."""
+    """Return *batches* as a receiver has them: their buffers are views of an immutable message."""
     messages = [bytes(batch.serialize()) for batch in batches]
     return [pa.ipc.read_record_batch(pa.py_buffer(message), batches[0].schema) for message in messages]
 

@@ -44,7 +44,7 @@ def measure(goal: Goal, report: Report, rounds: int, scratch: Path) -> None:
     """
     Run the contenders of one goal, and report its figures. Those with an aim are in the summary.
 
-    Without the compiled kernel, only the two that are compared there run: the others do not use it.
+    With `QUIVER_PURE` set, only the two that are compared there run: their ratio is all that is written.
     """
     contenders = goal.contenders
     if os.environ.get("QUIVER_PURE"):

@@ -44,7 +44,7 @@ def warm_memory() -> None:
     warm_bytes = max(WARM_BYTES // _share, WARM_BYTES_MIN) // step * step
     block = mmap.mmap(-1, warm_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
-        block.madvise(mmap.MADV_HUGEPAGE)  # ten times as fast, if there are large pages
+        block.madvise(mmap.MADV_HUGEPAGE)  # faster, if there are large pages
         block.madvise(_POPULATE_WRITE)
     except (AttributeError, OSError):  # not Linux, or before 5.14
         zeros = bytes(step)

@@ -16,6 +16,7 @@ from otap_ways import CASES, VIEW_OF, bytes_of, parsed, restored, tables_of
 from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.settings import ExporterSettings
 from quiver.otap import ArrowBatch, StatusCode, StreamDecoder, StreamEncoder, decode_status, to_otlp
+from quiver.otap.stream.arrow_message import decode_records
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
@@ -110,6 +111,8 @@ def test_the_crates_decode_columns_that_became_plain_within_a_stream(signal):
     requests = [distinct_request(signal, number).SerializeToString() for number in range(1, 4)]
     encoder = StreamEncoder(signal)
     messages = [batch.message for data in requests for batch in encoder.encode(tables_of(data, signal))]
+    schemas = [{payload.schema_id for payload in decode_records(message).payloads} for message in messages]
+    assert schemas[0] != schemas[1] == schemas[2]
     arrived = otap_driver.run("decode", signal, messages=messages)
     assert together(arrived, signal) == together(requests, signal)
 
